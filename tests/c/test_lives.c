@@ -222,3 +222,69 @@ SK_TEST(lives, test_take_when_no_host_memory_then_served_without_a_life) {
     CHECK_EQUAL(1, sk_pool_lives(f.pool, NULL, 0, NULL));
     fixture_close(&f);
 }
+
+/* ---- requests that release the lock ---------------------------------------------------------- */
+
+enum { BUDGET = 10 * MIB, REPEATED = 4 * MIB };
+
+/* What another thread does while a request waits: end the step, and make the same request. */
+typedef struct meanwhile {
+    fixture *f;
+    void *other, *same;
+} meanwhile;
+
+static size_t meanwhile_rescue(void *context, size_t needed_bytes) {
+    meanwhile *state = context;
+    (void)needed_bytes;
+    if (state->other == NULL) {
+        return 0;
+    }
+    step_end(state->f);
+    give(state->f, state->other);
+    state->other = NULL;
+    state->same = take_at(state->f, TAG, REPEATED);
+    return 1;
+}
+
+SK_TEST(lives,
+        test_request_when_the_next_step_makes_it_meanwhile_then_each_block_has_its_own_life) {
+    fixture f = fixture_open(BUDGET, false);
+    sk_pool_set_lives(f.pool, SK_LIVES_NOTED);
+    meanwhile state = {.f = &f, .other = take_at(&f, TAG, BUDGET)};
+    sk_pool_set_rescue(f.pool, meanwhile_rescue, &state);
+    void *late = take_at(&f, TAG, REPEATED);
+    CHECK_OK(sk_pool_check(f.pool));
+    sk_pool_set_lives(f.pool, SK_LIVES_OFF); /* frees the records */
+    give(&f, state.same);
+    give(&f, late);
+    sk_pool_set_rescue(f.pool, NULL, NULL);
+    fixture_close(&f);
+}
+
+/* Generation, or an evaluation: no step ends for long. */
+SK_TEST(lives, test_lives_when_no_step_ends_then_they_are_bounded_and_go_with_the_next_steps) {
+    enum { REQUESTS = 300 * 1000, BOUND = 1 << 17 };
+    fixture f = noting_open(SK_LIVES_NOTED);
+    for (int i = 0; i < REQUESTS; i++) {
+        give(&f, take_at(&f, TAG, 1 * KIB));
+    }
+    CHECK_EQUAL(BOUND, sk_pool_lives(f.pool, NULL, 0, NULL));
+    for (int i = 0; i < 2; i++) {
+        step_end(&f);
+        give(&f, take_at(&f, TAG, 1 * KIB));
+    }
+    step_end(&f);
+    CHECK_EQUAL(1, sk_pool_lives(f.pool, NULL, 0, NULL));
+    CHECK_OK(sk_pool_check(f.pool));
+    fixture_close(&f);
+}
+
+SK_TEST(lives, test_take_when_lives_are_off_again_then_free_memory_of_whole_segments_serves) {
+    fixture f = fixture_open(20 * MIB, true);
+    sk_pool_set_lives(f.pool, SK_LIVES_NOTED);
+    void *state = take_at(&f, SK_TAG_OPTIMIZER, LARGE); /* in a segment of 20 MiB */
+    sk_pool_set_lives(f.pool, SK_LIVES_OFF);
+    give(&f, take(&f, LARGE, NULL));
+    give(&f, state);
+    fixture_close(&f);
+}

@@ -211,6 +211,45 @@ SK_TEST(planned, test_layout_when_it_names_requests_that_are_not_made_then_they_
     fixture_close(&f);
 }
 
+/* Memory of other streams is given back meanwhile, and theirs is more than the layout's. */
+SK_TEST(planned, test_trim_unplanned_when_another_stream_has_more_then_the_layout_keeps_its_own) {
+    fixture f = planned_open(0);
+    sk_stream *other = make_stream(f.backend);
+    (void)step_run(&f, NULL);
+    give(&f, take_at(&f, 0, 4 * HEIGHT, other));
+    CHECK_OK(sk_pool_trim_unplanned(f.pool));
+    CHECK_EQUAL(HEIGHT, stats_of(&f).reserved_bytes[0].current);
+    (void)step_run(&f, NULL);
+    CHECK_EQUAL(2 * NBLOCKS, layout_of(&f).hits);
+    drop_used_stream(&f, other);
+    fixture_close(&f);
+}
+
+SK_TEST(planned,
+        test_take_when_a_collection_threshold_is_passed_then_ready_places_collect_nothing) {
+    sk_backend *backend = make_cpu(CAPACITY);
+    sk_pool_params params = {.budget_bytes = 2 * HEIGHT, .garbage_collection_threshold = 0.3};
+    fixture f = {.backend = backend};
+    CHECK_OK(sk_pool_create(backend, &params, &f.pool));
+    sk_pool_set_lives(f.pool, SK_LIVES_NOTED);
+    (void)step_run(&f, NULL);
+    CHECK_OK(sk_pool_trim(f.pool));
+    CHECK_OK(sk_pool_set_layout(f.pool, places, NBLOCKS, HEIGHT));
+    (void)step_run(&f, NULL);
+    int64_t collected = stats_of(&f).num_garbage_collections;
+    (void)step_run(&f, NULL);
+    CHECK_EQUAL(collected, stats_of(&f).num_garbage_collections);
+    CHECK_EQUAL(2 * NBLOCKS, layout_of(&f).hits);
+    fixture_close(&f);
+}
+
+SK_TEST(planned, test_layout_when_it_is_higher_than_any_memory_then_refused) {
+    fixture f = planned_open(0);
+    CHECK_STATUS(SK_INVALID, sk_pool_set_layout(f.pool, places, NBLOCKS, SIZE_MAX));
+    CHECK_CONTAINS(sk_error_text(), "expected up to");
+    fixture_close(&f);
+}
+
 /* ---- storms ---------------------------------------------------------------------------------- */
 
 enum { TIGHT = 24 * MIB }; /* more than is in use, less than all classes need */

@@ -245,7 +245,8 @@ class PoolInstallation(Installation):
         settings = read_allocator_settings(device.name.type)
         super().__init__(device, _open_pool(device, settings))
         report_settings(settings)
-        self.layout = PoolLayout(self.pool)
+        if self.pool.stats()["expandable_segments"]:
+            self.layout = PoolLayout(self.pool)
         if settings.memory_fraction is not None:
             self.usual_limit_bytes = max(1, int(settings.memory_fraction * self.total_bytes))
         if device.name.type == NPU.type:

@@ -10,6 +10,7 @@ Every method runs on the thread whose step ends, with no lock held, except where
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from dataclasses import dataclass
@@ -56,8 +57,8 @@ def _go_on() -> bool:
 def _plan(buffer: bytes, times: StepMarks, *, longest: bool) -> _Planned | None:
     """Place the blocks of the step before the last; None: there are none. Any thread."""
     lives = read_step(buffer, times, longest=longest)
-    if not len(lives.starts):
-        return None
+    if lives.nbytes.sum() < LEAST_HITS * lives.step_bytes:
+        return None  # too much lives on, or belongs to other streams
     layout = place(lives.lifetimes(), tolerance=TOLERANCE, seconds=MOST_SECONDS, should_stop=_go_on)
     return _Planned(lives=lives, layout=layout)
 
@@ -99,12 +100,11 @@ class PoolLayout:
             self._apply()
 
     def stop(self, user: object) -> None:
-        """Undo `start`; a second call does nothing."""
+        """Undo `start`. A second call does nothing, unless the first one was interrupted."""
         with self._lock:
-            if self._users.pop(user, None) is None:
-                return
-            self._apply()
+            self._users.pop(user, None)
             job = None if self._users else self._job
+            self._apply()
         if job is not None:
             job.give_up()
             job.wait()
@@ -117,6 +117,7 @@ class PoolLayout:
 
     def _reset(self) -> None:
         self._is_planned = False
+        self._job = None
         self._quiet, self._wait = 0, QUIET_STEPS
         self._has_drifted = False
 
@@ -143,7 +144,10 @@ class PoolLayout:
 
     def _learn(self, *, is_settled: bool) -> None:
         if not is_settled:
+            had_layout = self._is_planned
             self._drop()
+            if had_layout:  # another kind of step came between: perhaps again
+                self._put_off()
             return
         if self._quiet == 0 and not self._is_planned:
             with self._lock:
@@ -209,9 +213,13 @@ class PoolLayout:
 
     def _watch(self, before: _Counts) -> None:
         """Drop the layout after several steps that missed it, or mapped more than without it."""
+        if self.stats().height_bytes == 0:  # its last user stopped on another thread
+            self._is_planned = False
+            return
         if self._is_new:
             self._is_new = False
-            self._lives.trim_unplanned()  # that was in use when the layout was made: gradients
+            with contextlib.suppress(SwapkitError):  # of the device: its next call meets it
+                self._lives.trim_unplanned()  # that was in use when the layout was made: gradients
         now = self._counts
         served, hit = now.served_bytes - before.served_bytes, now.hit_bytes - before.hit_bytes
         maps = now.maps - before.maps

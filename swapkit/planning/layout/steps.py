@@ -59,6 +59,7 @@ class StepLives:
     ends: Numbers  # exclusive; at most `length`
     nbytes: Numbers
     length: int
+    step_bytes: int  # of all requests of the step
 
     def lifetimes(self) -> Lifetimes:
         """Return the lifetimes, for `place`."""
@@ -114,6 +115,7 @@ def read_step(buffer: bytes, times: StepMarks, *, longest: bool = False) -> Step
     """
     lives = np.frombuffer(buffer, LIFE)
     made, taken, freed = _in_step(lives, times.step - 2)
+    step_bytes = int(lives["nbytes"][made].sum())
     now, last, before = times.began_at
     length = last - before
     starts, ends = taken - before, freed - before
@@ -131,7 +133,7 @@ def read_step(buffer: bytes, times: StepMarks, *, longest: bool = False) -> Step
     requests = lives[made].copy()
     sizes = requests["nbytes"].astype(np.int64)
     starts, ends = _cut(starts[made], ends[made], sizes, length)
-    return StepLives(requests, starts, ends, sizes, length)
+    return StepLives(requests, starts, ends, sizes, length, step_bytes)
 
 
 def _cut(starts: Numbers, ends: Numbers, nbytes: Numbers, length: int) -> tuple[Numbers, Numbers]:

@@ -55,8 +55,9 @@ sk_status sk__lane_sync_next(sk_pool *pool, const sk__lane *not) {
     return SK_NOT_READY;
 }
 
-static void lane_move(sk_pool *pool, sk__lane *from, sk__lane *to) SK_REQUIRES(pool->lock) {
-    for (int arena = 0; arena < SK_ARENAS; arena++) {
+static void lane_move(sk_pool *pool, sk__lane *from, sk__lane *to, int arenas)
+    SK_REQUIRES(pool->lock) {
+    for (int arena = 0; arena < arenas; arena++) {
         sk__block *block = sk__freelist_next(&from->free[arena], NULL);
         while (block != NULL) {
             sk__block *next = sk__freelist_next(&from->free[arena], block);
@@ -72,10 +73,10 @@ static void lane_move(sk_pool *pool, sk__lane *from, sk__lane *to) SK_REQUIRES(p
     }
 }
 
-void sk__lanes_join(sk_pool *pool, sk__lane *to) {
+void sk__lanes_join(sk_pool *pool, sk__lane *to, int arenas) {
     for (sk__lane *from = pool->lanes; from != NULL; from = from->next) {
         if (from != to && from->free_bytes > 0) {
-            lane_move(pool, from, to);
+            lane_move(pool, from, to, arenas);
         }
     }
 }
@@ -108,10 +109,10 @@ sk_status sk__lanes_idle(sk_pool *pool) {
     return status;
 }
 
-sk_status sk__lanes_settle(sk_pool *pool) {
+sk_status sk__lanes_settle(sk_pool *pool, int arenas) {
     sk_status status = sk__lanes_sync(pool);
     if (status == SK_OK) {
-        sk__lanes_join(pool, lane_richest(pool));
+        sk__lanes_join(pool, lane_richest(pool), arenas);
     }
     return status;
 }

@@ -10,6 +10,12 @@ typedef struct lenders {
     size_t nbytes;
 } lenders;
 
+/* The layout's memory is needed soon at its own addresses. */
+static int lending_rank(const sk__block *block) {
+    sk__arena arena = block->segment->arena;
+    return arena == SK_PLANNED ? -1 : (int)arena;
+}
+
 static void lenders_add(const sk_pool *pool, const sk__request *request, sk__block *block,
                         lenders *found) SK_REQUIRES(pool->lock) {
     uintptr_t from = sk__round_up(block->address, pool->granule_bytes);
@@ -20,9 +26,9 @@ static void lenders_add(const sk_pool *pool, const sk__request *request, sk__blo
     }
     found->nbytes += to - from;
     const sk__block *first = found->first;
-    sk__arena arena = block->segment->arena;
-    bool earlier = first == NULL || arena > first->segment->arena ||
-                   (arena == first->segment->arena && block->given_at < first->given_at);
+    int rank = lending_rank(block);
+    bool earlier = first == NULL || rank > lending_rank(first) ||
+                   (rank == lending_rank(first) && block->given_at < first->given_at);
     found->first = earlier ? block : found->first;
 }
 

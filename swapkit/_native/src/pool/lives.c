@@ -12,6 +12,7 @@ enum {
     FIRST_SITES = 1024, /* a power of two */
     IDLE_STEPS = 8,     /* a site without requests for so long is forgotten, */
     SPARE_RATIO = 4,    /* when there are so many records for each request of a step */
+    MOST_LIVES = 1 << 17,
 };
 
 struct sk__life_slab {
@@ -22,6 +23,9 @@ struct sk__life_slab {
 /* ---- records --------------------------------------------------------------------------------- */
 
 static sk__life *life_new(sk__lives *lives) {
+    if (lives->life_count == MOST_LIVES) {
+        return NULL;
+    }
     if (lives->spare == NULL) {
         struct sk__life_slab *slab = calloc(1, sizeof *slab);
         if (slab == NULL) {
@@ -90,15 +94,20 @@ sk__site *sk__site_find(const sk_pool *pool, const sk__site *key) {
     return site != NULL && site->nbytes != 0 ? site : NULL;
 }
 
-/* Rebuild the table with the sites that had a request since `step`. False: no host memory. */
-static bool sites_rebuild(sk__lives *lives, size_t capacity, uint64_t step) {
+/* Rebuild the table with the sites that had a request since `step`, without the records that step
+ * `cut` did not need. False: no host memory. */
+static bool sites_rebuild(sk__lives *lives, size_t capacity, uint64_t step, uint64_t cut) {
     sk__lives grown = {.sites = calloc(capacity, sizeof(sk__site)), .capacity = capacity};
     if (grown.sites == NULL) {
         return false;
     }
     for (size_t i = 0; i < lives->capacity; i++) {
         const sk__site *site = &lives->sites[i];
-        if (site->nbytes != 0 && site->step >= step) {
+        if (site->first != NULL && site->step == cut) {
+            lives_recycle(lives, site->latest->next);
+            site->latest->next = NULL;
+        }
+        if (site->first != NULL && site->step >= step) {
             *site_entry(&grown, site) = *site;
             grown.count++;
         } else if (site->nbytes != 0) {
@@ -116,7 +125,7 @@ static bool sites_rebuild(sk__lives *lives, size_t capacity, uint64_t step) {
 /* Return the site of a key, new or not; NULL: no host memory. */
 static sk__site *site_of(sk__lives *lives, const sk__site *key) {
     if (2 * (lives->count + 1) > lives->capacity &&
-        !sites_rebuild(lives, sk__max(FIRST_SITES, 2 * lives->capacity), 0)) {
+        !sites_rebuild(lives, sk__max(FIRST_SITES, 2 * lives->capacity), 0, SK_NO_STEP)) {
         return NULL;
     }
     sk__site *site = site_entry(lives, key);
@@ -187,9 +196,14 @@ sk__life *sk__life_begin(sk_pool *pool, const sk__request *request, uint32_t tag
     return life;
 }
 
-void sk__life_serve(sk_pool *pool, sk__life *life, sk__block *block) {
-    sk_assert(life->block == NULL && pool->lives.pins > 0);
+void sk__life_serve(sk_pool *pool, const sk__request *request, sk__block *block) {
+    sk__life *life = request->life;
+    sk_assert(pool->lives.pins > 0);
     pool->lives.pins--;
+    if (life->taken_at[0] != request->begun_at) {
+        return; /* the next step has made the request, while this one released the lock */
+    }
+    sk_assert(life->block == NULL);
     if (block == NULL) {
         life->freed_at[0] = ++pool->lives.clock;
         life->ended = SK_LIFE_UNKNOWN;
@@ -233,9 +247,9 @@ void sk__lives_mark(sk_pool *pool) {
     lives->began_at[0] = ++lives->clock;
     lives->phase = 0;
     lives->in_backward = false;
-    if (lives->pins == 0 && lives->life_count > SPARE_RATIO * lives->living + FIRST_SITES &&
-        pool->steps > IDLE_STEPS) {
-        (void)sites_rebuild(lives, lives->capacity, pool->steps - IDLE_STEPS);
+    if (lives->pins == 0 && lives->life_count > SPARE_RATIO * lives->living + FIRST_SITES) {
+        uint64_t oldest = pool->steps > IDLE_STEPS ? pool->steps - IDLE_STEPS : 0;
+        (void)sites_rebuild(lives, lives->capacity, oldest, pool->steps - 1);
     }
     lives->living = 0;
 }

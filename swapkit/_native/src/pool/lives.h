@@ -38,8 +38,9 @@ struct sk__site {
  * must be on. */
 sk__life *sk__life_begin(sk_pool *pool, const sk__request *request, uint32_t tag)
     SK_REQUIRES(pool->lock);
-/* Note the block that serves the request; NULL: the request failed. */
-void sk__life_serve(sk_pool *pool, sk__life *life, sk__block *block) SK_REQUIRES(pool->lock);
+/* Note the block that serves a request with a life; NULL: the request failed. */
+void sk__life_serve(sk_pool *pool, const sk__request *request, sk__block *block)
+    SK_REQUIRES(pool->lock);
 /* Note that a block with a life is free. */
 void sk__life_end(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock);
 /* End a step. */

@@ -106,6 +106,10 @@ void sk__layout_forget(sk_pool *pool) {
 }
 
 static sk_status places_check(const sk_place *places, size_t count, size_t height_bytes) {
+    if (height_bytes > SK_MAX_BYTES) {
+        return sk__fail(SK_INVALID, "pool: a layout of %zu bytes: expected up to %zu", height_bytes,
+                        SK_MAX_BYTES);
+    }
     for (size_t i = 0; i < count; i++) {
         const sk_place *each = &places[i];
         bool inside = each->offset <= height_bytes && each->nbytes <= height_bytes - each->offset;

@@ -160,7 +160,7 @@ sk_status sk_pool_destroy(sk_pool *pool) {
         status = sk__pending_wait(pool);
     }
     if (status == SK_OK) {
-        status = sk__lanes_settle(pool);
+        status = sk__lanes_settle(pool, SK_ARENAS);
     }
     if (status == SK_OK) {
         (void)sk__segment_shrink(pool, SIZE_MAX);
@@ -219,9 +219,12 @@ sk__block *sk__block_serve(sk_pool *pool, sk__block *block, const sk__request *r
 static sk__block *fit_elsewhere(const sk_pool *pool, const sk__request *request)
     SK_REQUIRES(pool->lock) {
     sk__block *block = NULL;
-    int arenas = request->may_squat ? SK_ARENAS : SK_PLANNED;
-    arenas = pool->lives.mode != SK_LIVES_OFF ? arenas : 0;
-    for (int arena = 0; arena < arenas && block == NULL; arena++) {
+    /* Without a layout nothing is in the way. Without lives, only those noted before left memory.
+     */
+    bool is_free = request->may_squat || pool->lives.stats.height_bytes == 0;
+    int first = pool->lives.mode != SK_LIVES_OFF ? SK_SMALL : SK_ACTIVATIONS;
+    int arenas = is_free ? SK_ARENAS : SK_PLANNED;
+    for (int arena = first; arena < arenas && block == NULL; arena++) {
         block = sk__fit(pool, &request->lane->free[arena], request);
     }
     return block;
@@ -261,10 +264,22 @@ static sk_status listed_take(sk_pool *pool, const sk__request *request, sk__bloc
     return SK_OK;
 }
 
+/* Whether the request needs memory made: its planned place needs some, or no free block of the
+ * stream fits. */
+static bool is_lacking(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock) {
+    if (pool->pending != NULL) {
+        sk__pending_poll(pool, false);
+    }
+    if (sk__is_planned(request) && sk__planned_is_ready(pool, request)) {
+        return false;
+    }
+    return (sk__is_planned(request) && sk__planned_is_open(pool, request)) ||
+           sk__fit(pool, &request->lane->free[request->arena], request) == NULL;
+}
+
 sk_status sk__acquire(sk_pool *pool, const sk__request *request, sk__block **out) {
     sk_status status = SK_OK;
-    if (pool->collection_share > 0.0 &&
-        sk__fit(pool, &request->lane->free[request->arena], request) == NULL) {
+    if (pool->collection_share > 0.0 && is_lacking(pool, request)) {
         status = sk__collect(pool); /* may release the lock: look everything up again */
     }
     if (status != SK_OK) {
@@ -317,19 +332,6 @@ static sk_status take_locked(sk_pool *pool, const sk__request *request, sk__bloc
     return SK_OK;
 }
 
-/* Whether the request needs memory made: its planned place needs some, or no free block of the
- * stream fits. */
-static bool is_lacking(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock) {
-    if (pool->pending != NULL) {
-        sk__pending_poll(pool, false);
-    }
-    if (sk__is_planned(request) && sk__planned_is_ready(pool, request)) {
-        return false;
-    }
-    return (sk__is_planned(request) && sk__planned_is_open(pool, request)) ||
-           sk__fit(pool, &request->lane->free[request->arena], request) == NULL;
-}
-
 /* Return the callback for making memory; NULL: there is none, or a free block fits. */
 static sk_making_fn making_of(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock) {
     bool is_told = pool->making != NULL && making_for != pool && !sk__is_tentative();
@@ -367,6 +369,7 @@ static sk_status request_serve(sk_pool *pool, sk__request *request, sk__block **
     request->arena = request->nbytes <= SK_SMALL_BYTES ? SK_SMALL : SK_LARGE;
     if (pool->lives.mode != SK_LIVES_OFF) {
         request->life = sk__life_begin(pool, request, thread_tag);
+        request->begun_at = pool->lives.clock;
         request->arena = sk__arena_of(pool, request, thread_tag);
     }
     sk_making_fn making = making_of(pool, request);
@@ -384,7 +387,7 @@ static sk_status request_serve(sk_pool *pool, sk__request *request, sk__block **
         sk__settlers_leave(pool);
     }
     if (request->life != NULL) {
-        sk__life_serve(pool, request->life, status == SK_OK ? *out : NULL);
+        sk__life_serve(pool, request, status == SK_OK ? *out : NULL);
     }
     if (making != NULL) {
         making_call(pool, making, context, false);
@@ -473,18 +476,18 @@ sk_status sk_pool_give(sk_pool *pool, void *address) {
 
 /* ---- settings -------------------------------------------------------------------------------- */
 
-/* Wait until all free memory may be given back. */
-static sk_status trim_begin(sk_pool *pool) SK_REQUIRES(pool->lock) {
+/* Wait until all free memory of the arenas below `arenas` may be given back. */
+static sk_status trim_begin(sk_pool *pool, int arenas) SK_REQUIRES(pool->lock) {
     sk_status status = sk__settlers_enter(pool);
     if (status == SK_OK) {
         status = sk__pending_wait(pool);
     }
-    return status == SK_OK ? sk__lanes_settle(pool) : status;
+    return status == SK_OK ? sk__lanes_settle(pool, arenas) : status;
 }
 
 /* Wait for pending blocks, then give back cached memory until `reserved_bytes` are left. */
 static sk_status trim_to(sk_pool *pool, size_t reserved_bytes) SK_REQUIRES(pool->lock) {
-    sk_status status = trim_begin(pool);
+    sk_status status = trim_begin(pool, SK_ARENAS);
     if (status == SK_OK && pool->reserved_bytes > reserved_bytes) {
         (void)sk__segment_shrink(pool, pool->reserved_bytes - reserved_bytes);
     }
@@ -501,7 +504,7 @@ sk_status sk_pool_trim(sk_pool *pool) {
 
 sk_status sk_pool_trim_unplanned(sk_pool *pool) {
     sk__lock(&pool->lock);
-    sk_status status = trim_begin(pool);
+    sk_status status = trim_begin(pool, SK_PLANNED);
     if (status == SK_OK) {
         sk__segment_shrink_unplanned(pool);
     }

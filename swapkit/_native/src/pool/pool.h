@@ -209,8 +209,9 @@ typedef struct sk__request {
     size_t requested_bytes;
     sk__arena arena;
     sk__lane *lane;
-    sk__life *life; /* NULL: not noted */
-    bool may_squat; /* in memory of the layout, where it may be in the way */
+    sk__life *life;    /* NULL: not noted */
+    uint64_t begun_at; /* of the life: pool->lives.clock */
+    bool may_squat;    /* in memory of the layout, where it may be in the way */
 } sk__request;
 
 /* block.c: records, the table of addresses, cutting and joining. */

@@ -52,7 +52,8 @@ static sk_status acquire_now(sk_pool *pool, const sk__request *request, sk__bloc
     }
     if (!sk__segment_make_room(pool, request, looked)) {
         /* Neighbours in several lanes may share a granule that no lane could give back alone. */
-        sk__lanes_join(pool, request->lane);
+        bool is_planned = pool->lives.stats.height_bytes > 0;
+        sk__lanes_join(pool, request->lane, is_planned ? SK_PLANNED : SK_ARENAS);
         (void)sk__segment_make_room(pool, request, looked);
     }
     status = sk__acquire(pool, request, out);

@@ -48,12 +48,13 @@ sk_status sk__lane_sync_next(sk_pool *pool, const sk__lane * not) SK_REQUIRES(po
 /* Wait for all work, whether or not free blocks are behind it. */
 sk_status sk__lanes_idle(sk_pool *pool) SK_REQUIRES(pool->lock);
 /* Move all free blocks without outstanding work to `to`: free memory of several streams can be
- * joined, and given back, only in one lane. */
-void sk__lanes_join(sk_pool *pool, sk__lane *to) SK_REQUIRES(pool->lock);
+ * joined, and given back, only in one lane. Only in the arenas below `arenas`: the places of a
+ * layout would be lost for the stream that uses them. */
+void sk__lanes_join(sk_pool *pool, sk__lane *to, int arenas) SK_REQUIRES(pool->lock);
 /* Wait for all lanes' work behind free blocks. */
 sk_status sk__lanes_sync(sk_pool *pool) SK_REQUIRES(pool->lock);
 /* Wait as sk__lanes_sync, and join the lanes. */
-sk_status sk__lanes_settle(sk_pool *pool) SK_REQUIRES(pool->lock);
+sk_status sk__lanes_settle(sk_pool *pool, int arenas) SK_REQUIRES(pool->lock);
 /* Move the best fit of another lane to the request's lane, behind an event. SK_NOT_READY: nothing
  * fits. */
 sk_status sk__lane_adopt(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock);

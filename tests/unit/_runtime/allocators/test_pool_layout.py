@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from swapkit._native.backend import Backend
-from swapkit._native.lives import TAG_BACKWARD, LivesMode
+from swapkit._native.lives import TAG_BACKWARD, Lives, LivesMode
 from swapkit._native.pool import Pool, RingKind, set_tag
 from swapkit._runtime.allocators import pool_layout
 from swapkit._runtime.allocators.pool_layout import MOST_DRIFT, QUIET_STEPS, PoolLayout
@@ -197,3 +197,70 @@ def test_steps_when_they_end_on_several_threads_at_once_then_the_layout_is_sound
     for thread in threads:
         thread.join()
     steps.pool.check()
+
+
+def test_layout_when_much_lives_over_steps_then_none_is_made_again_and_again(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch that a loader makes before the last one is given back: no layout can place it."""
+    made = []
+    set_layout = Lives.set_layout
+
+    def note(lives: Lives, places: object, count: int, height_bytes: int) -> None:
+        made.append(count)
+        set_layout(lives, places, count, height_bytes)
+
+    monkeypatch.setattr(Lives, "set_layout", note)
+    batch = steps.take(9, 3 * MIB)
+    for _ in range(10 * QUIET_STEPS):
+        following = steps.take(9, 3 * MIB)
+        steps.run()
+        steps.pool.give(batch)
+        batch = following
+    steps.pool.give(batch)
+    assert not any(made)
+
+
+def test_layout_when_every_few_steps_are_of_another_kind_then_it_is_made_less_and_less_often(
+    steps: Steps, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, pool_layout.__name__):
+        for index in range(60):
+            steps.run(is_settled=index % 6 != 5)
+    assert caplog.text.count("planned addresses") <= 2
+
+
+def test_layout_when_its_user_stopped_elsewhere_then_the_next_user_gets_one(steps: Steps) -> None:
+    run(steps, QUIET_STEPS + 1)
+    Lives(steps.pool).set_mode(LivesMode.OFF)  # as another thread does, in the middle of a step
+    Lives(steps.pool).set_mode(LivesMode.NOTED)
+    run(steps, 2 * QUIET_STEPS + 2)
+    assert steps.layout.stats().height_bytes > 0
+
+
+def test_stop_when_a_plan_is_done_then_the_next_user_does_not_get_it(steps: Steps) -> None:
+    with at_once(value=False):
+        run(steps, QUIET_STEPS)
+        job = steps.layout._job
+        assert job is not None
+        job.wait()
+        steps.layout.stop("test")
+        steps.layout.start("test")
+        run(steps, 1)
+    assert steps.layout.stats().height_bytes == 0
+
+
+def test_stop_when_interrupted_then_the_next_call_ends_the_lives(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(steps, 1)
+    with monkeypatch.context() as patch:
+
+        def interrupt(*_args: object) -> None:
+            raise KeyboardInterrupt
+
+        patch.setattr(Lives, "set_mode", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            steps.layout.stop("test")
+    steps.layout.stop("test")
+    assert not Lives(steps.pool).read()[0]
