@@ -148,6 +148,16 @@ def show(value: object) -> str:
         return "a number with too many digits to print"
 
 
+def round_up(nbytes: int, unit: int) -> int:
+    """Return the least multiple of `unit` that is at least `nbytes`.
+
+    Example:
+        >>> round_up(513, 512)
+        1024
+    """
+    return -(-nbytes // unit) * unit
+
+
 def format_limit(nbytes: int) -> str:
     """Return an amount in the form that a limit accepts, rounded up to whole MiB.
 

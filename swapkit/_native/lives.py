@@ -92,10 +92,14 @@ class LayoutStats:
     unplanned_bytes: int
 
     @property
+    def served_bytes(self) -> int:
+        """The bytes of all requests."""
+        return self.hit_bytes + self.missed_bytes + self.unplanned_bytes
+
+    @property
     def hit_share(self) -> float:
         """The share of bytes that lie as planned; 1: there were no requests."""
-        total = self.hit_bytes + self.missed_bytes + self.unplanned_bytes
-        return self.hit_bytes / total if total else 1.0
+        return self.hit_bytes / self.served_bytes if self.served_bytes else 1.0
 
 
 class Lives:

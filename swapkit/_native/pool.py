@@ -336,6 +336,10 @@ class Pool(Handle):
         """Return the bytes held of the device."""
         return int(self._read_stats().reserved_bytes[0].current)
 
+    def maps(self) -> int:
+        """Return how many granules were mapped at an address; see `stats`."""
+        return int(self._read_stats().maps)
+
     def moving_seconds(self) -> float:
         """Return the seconds spent moving free memory; see `moving_ns` in `stats`."""
         return float(self._read_stats().moving_ns) / _NS_PER_S

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from swapkit.errors import InvalidDocument
-from swapkit.units import format_bytes
+from swapkit.units import format_bytes, round_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -95,7 +95,7 @@ def live_bytes(trace: AllocationTrace, *, rounding: int = 1) -> Iterator[int]:
     live = 0
     for event in trace.events:
         if event.kind is not AllocationEventKind.STEP:
-            nbytes = -(-trace.blocks[_block_of(event)].nbytes // rounding) * rounding
+            nbytes = round_up(trace.blocks[_block_of(event)].nbytes, rounding)
             live += nbytes if event.kind is AllocationEventKind.TAKE else -nbytes
         yield live
 

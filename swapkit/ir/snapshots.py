@@ -38,6 +38,7 @@ from swapkit.ir.snapshot_files import (
     load_snapshot,
 )
 from swapkit.ir.traces import BEFORE, Operator, Phase, Storage, Trace
+from swapkit.units import round_up
 
 if TYPE_CHECKING:
     import os
@@ -91,13 +92,17 @@ class _Lives:
             if entry.address in self.present:  # its free is missing
                 self._remove(entry.address)
             self.present[entry.address] = len(self.storages)
-            self.storages.append(Storage(nbytes=_round(entry.nbytes), birth=self._current))
+            self.storages.append(
+                Storage(nbytes=round_up(entry.nbytes, _ROUNDING), birth=self._current)
+            )
         elif entry.action in self.frees:
             if not self.operators or not self.was_free:
                 self._begin(entry, is_free=True)
             if entry.address not in self.present:  # its allocation was before the history
                 self.present[entry.address] = len(self.storages)
-                self.storages.append(Storage(nbytes=_round(entry.nbytes), birth=BEFORE))
+                self.storages.append(
+                    Storage(nbytes=round_up(entry.nbytes, _ROUNDING), birth=BEFORE)
+                )
             self._remove(entry.address)
 
     def end(self) -> None:
@@ -198,7 +203,3 @@ def _most_reserved(snapshot: Snapshot) -> int:
             reserved += entry.nbytes
         most = max(most, reserved)
     return most
-
-
-def _round(nbytes: int) -> int:
-    return -(-nbytes // _ROUNDING) * _ROUNDING

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from swapkit.ir.allocations import spans_of
 from swapkit.simulation.allocators.layout import ROUNDING_BYTES
+from swapkit.units import round_up
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,7 +91,7 @@ def _draw_panel(panel: Axes, report: AllocatorReport, spans: Spans, events: int)
     """Draw one allocator's blocks; return the highest address drawn."""
     outcome = report.free if report.within is None else report.within
     last = events if outcome.failure is None else outcome.failure.event
-    sizes = [-(-nbytes // ROUNDING_BYTES) * ROUNDING_BYTES for nbytes in spans.nbytes]
+    sizes = [round_up(nbytes, ROUNDING_BYTES) for nbytes in spans.nbytes]
     drawn = squeeze_addresses(list(zip(outcome.addresses, sizes, strict=False)))
     shapes: list[list[tuple[float, float]]] = []
     colours: list[str] = []

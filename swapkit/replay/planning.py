@@ -11,6 +11,7 @@ from swapkit.ir.allocations import spans_of
 from swapkit.planning.layout.placing import place
 from swapkit.planning.layout.values import Lifetimes
 from swapkit.simulation.allocators.layout import ROUNDING_BYTES
+from swapkit.units import round_up
 
 if TYPE_CHECKING:
     from swapkit.ir.allocations import AllocationTrace
@@ -32,7 +33,10 @@ def plan_addresses(trace: AllocationTrace) -> PlannedAddresses:
     for another only after a wait.
     """
     spans = spans_of(trace)
-    starts, ends, nbytes = (np.array(values, dtype=np.int64) for values in spans)
+    sizes = [round_up(nbytes, ROUNDING_BYTES) for nbytes in spans.nbytes]
+    starts, ends, nbytes = (
+        np.array(values, dtype=np.int64) for values in (spans.starts, spans.ends, sizes)
+    )
     streams = np.array([block.stream for block in trace.blocks], dtype=np.int64)
     offsets = np.zeros(len(trace.blocks), dtype=np.int64)
     height = bound = 0
@@ -41,7 +45,7 @@ def plan_addresses(trace: AllocationTrace) -> PlannedAddresses:
         lifetimes = Lifetimes(
             starts=starts[mine],
             ends=ends[mine],
-            nbytes=-(-nbytes[mine] // ROUNDING_BYTES) * ROUNDING_BYTES,
+            nbytes=nbytes[mine],
         )
         layout = place(lifetimes)
         offsets[mine] = height + layout.offsets

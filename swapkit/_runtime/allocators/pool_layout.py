@@ -67,6 +67,7 @@ def _plan(buffer: bytes, times: StepMarks, *, longest: bool) -> _Planned | None:
 class _Counts:
     """What the pool has counted."""
 
+    height_bytes: int = 0  # of the layout; 0: there is none
     served_bytes: int = 0  # since the layout was set
     hit_bytes: int = 0
     maps: int = 0
@@ -165,8 +166,7 @@ class PoolLayout:
 
     def _count(self) -> _Counts:
         stats = self.stats()
-        served = stats.hit_bytes + stats.missed_bytes + stats.unplanned_bytes
-        return _Counts(served, stats.hit_bytes, self._pool.stats()["maps"])
+        return _Counts(stats.height_bytes, stats.served_bytes, stats.hit_bytes, self._pool.maps())
 
     def _begin(self) -> None:
         """Plan the addresses of the last steps, if they were alike."""
@@ -213,14 +213,14 @@ class PoolLayout:
 
     def _watch(self, before: _Counts) -> None:
         """Drop the layout after several steps that missed it, or mapped more than without it."""
-        if self.stats().height_bytes == 0:  # its last user stopped on another thread
+        now = self._counts
+        if now.height_bytes == 0:  # its last user stopped on another thread
             self._is_planned = False
             return
         if self._is_new:
             self._is_new = False
             with contextlib.suppress(SwapkitError):  # of the device: its next call meets it
                 self._lives.trim_unplanned()  # that was in use when the layout was made: gradients
-        now = self._counts
         served, hit = now.served_bytes - before.served_bytes, now.hit_bytes - before.hit_bytes
         maps = now.maps - before.maps
         misses = hit < LEAST_HITS * served or maps > max(self._maps, FEW_MAPS)

@@ -16,7 +16,9 @@ import numpy as np
 from swapkit.ir.plans import Action
 from swapkit.ir.traces import BEFORE
 from swapkit.planning.layout.values import Lifetimes
+from swapkit.simulation.allocators.layout import ROUNDING_BYTES
 from swapkit.simulation.timeline import lower_for
+from swapkit.units import round_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from swapkit.ir.traces import Trace
     from swapkit.simulation.problems import Problem
 
-ROUND_BYTES = 512  # block sizes of the pool are multiples of this: SK_ROUND_BYTES in pool.h
 NO_STORAGE = -1  # of memory that an operator takes while it runs
 
 
@@ -107,7 +108,7 @@ def _number(stays: list[_Stay], resident_bytes: int) -> StepLifetimes:
 
 
 def _round(nbytes: int) -> int:
-    return -(-nbytes // ROUND_BYTES) * ROUND_BYTES
+    return round_up(nbytes, ROUNDING_BYTES)
 
 
 def _is_throughout(trace: Trace, stay: _Stay) -> bool:

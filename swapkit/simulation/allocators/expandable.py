@@ -17,8 +17,8 @@ from swapkit.simulation.allocators.rounding import (
     LARGE_SEGMENT_BYTES,
     MIN_BLOCK_BYTES,
     SMALL_SEGMENT_BYTES,
-    round_up,
 )
+from swapkit.units import round_up
 
 _UNLIMITED_DEVICE_BYTES = 1 << 44  # to size address space, where the device has no limit
 

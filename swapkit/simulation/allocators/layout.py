@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from swapkit.units import round_up
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-ROUNDING_BYTES = 512  # of planned blocks
+ROUNDING_BYTES = 512  # of the pool's blocks: SK_ROUND_BYTES in pool.h
 
 
 class LayoutAllocator:
@@ -27,7 +29,7 @@ class LayoutAllocator:
     def take(self, nbytes: int, stream: int = 0) -> int | None:  # noqa: ARG002 - all are planned
         """Return the address of the next block; None: it lies above the budget."""
         address = next(self._offsets)
-        rounded = -(-nbytes // ROUNDING_BYTES) * ROUNDING_BYTES
+        rounded = round_up(nbytes, ROUNDING_BYTES)
         reserved = max(self.reserved_bytes, address + rounded)
         if self.budget_bytes is not None and reserved > self.budget_bytes:
             return None

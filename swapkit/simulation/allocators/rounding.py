@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from swapkit.units import round_up
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -21,11 +23,6 @@ MIN_LARGE_BYTES = 10 * MIB  # kMinLargeAlloc: from here on a segment of the requ
 LARGE_ROUNDING_BYTES = 2 * MIB  # kRoundLarge
 _FIRST_DIVISION = 20  # log2 of the first interval of divisions, 1 MiB
 _DIVISIONS = 16
-
-
-def round_up(nbytes: int, unit: int) -> int:
-    """Return the least multiple of `unit` that is at least `nbytes`."""
-    return -(-nbytes // unit) * unit
 
 
 def round_request(nbytes: int, divisions: Sequence[int] = ()) -> int:

@@ -16,8 +16,8 @@
 #include "backend/cpu.h"
 
 enum {
-    /* For commit and decommit: small compared with the tensors worth moving, yet large enough that
-     * the kernel's bookkeeping per range does not grow with the number of blocks. */
+    /* For commit and decommit, if pages are not larger: holes between small tensors can move, too.
+     * The pool commits more at once while there is room. */
     GRANULE_BYTES = 4 * 1024,
     PATH_BYTES = 512,
     LINE_BYTES = 512,

@@ -182,12 +182,11 @@ static size_t commit_generous(const sk_pool *pool, const sk__block *vacant, size
     return room ? sk__max(needed, wanted) : needed;
 }
 
-/* Make the first bytes of a vacant block a free block after memory was mapped. Needs one spare
- * record. */
-static void vacant_fill(sk_pool *pool, sk__block *vacant, size_t nbytes, sk__lane *lane)
-    SK_REQUIRES(pool->lock) {
+/* Make a part of a vacant block a free block after memory was mapped. Needs two spare records. */
+static void vacant_fill(sk_pool *pool, sk__block *vacant, uintptr_t address, size_t nbytes,
+                        sk__lane *lane) SK_REQUIRES(pool->lock) {
     sk_assert(nbytes >= pool->granule_bytes && nbytes <= vacant->nbytes);
-    sk__block *filled = sk__idle_cut(pool, vacant, vacant->address, nbytes);
+    sk__block *filled = sk__idle_cut(pool, vacant, address, nbytes);
     filled->lane = lane;
     sk__block_cache(pool, filled);
 }
@@ -211,9 +210,7 @@ static sk_status vacant_commit(sk_pool *pool, sk__block *vacant, uintptr_t addre
     if (pool->has_aliases) {
         sk__slots_fill(pool, vacant->segment, address, nbytes);
     }
-    sk__block *filled = sk__idle_cut(pool, vacant, address, nbytes);
-    filled->lane = lane;
-    sk__block_cache(pool, filled);
+    vacant_fill(pool, vacant, address, nbytes, lane);
     return SK_OK;
 }
 
@@ -393,7 +390,7 @@ static gathering range_move(sk_pool *pool, sk__block *vacant, const sk__request 
     pool->stats.maps += (int64_t)(gone.nbytes / pool->granule_bytes);
     pool->stats.unmaps += (int64_t)(gone.nbytes / pool->granule_bytes);
     sk__block_hold(pool, gone.block);
-    vacant_fill(pool, vacant, gone.nbytes, request->lane);
+    vacant_fill(pool, vacant, vacant->address, gone.nbytes, request->lane);
     sk__span_leave(pool, &gone, SK_VACANT);
     return GATHERED;
 }

@@ -19,7 +19,7 @@ from swapkit._runtime.saved.device import CPU
 from swapkit._runtime.saved.limits import Limits
 from swapkit._runtime.session.session import Session
 from swapkit.errors import OverBudget, SessionError
-from tests.support import MIB, limit_above_reserved
+from tests.support import MIB, idle, limit_above_reserved
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,9 +48,7 @@ def make_loss(nbytes: int = MIB) -> torch.Tensor:
 
 
 def assert_idle(installation: Installation) -> None:
-    assert installation.sessions == []
-    assert installation.pool.budget_bytes == 0
-    assert not installation.tracker._users
+    idle.assert_idle(installation)
     saved = make_loss().grad_fn.next_functions[0][0]._saved_result  # type: ignore[union-attr]
     assert saved.numel() == MIB // 4
 

@@ -13,8 +13,9 @@ from swapkit.ir.machines import Machine
 from swapkit.ir.plans import Action, Plan
 from swapkit.ir.traces import Operator, Phase, Storage, Trace
 from swapkit.planning.layout import twin
-from swapkit.planning.layout.lifetimes import NO_STORAGE, ROUND_BYTES, find_lifetimes
+from swapkit.planning.layout.lifetimes import NO_STORAGE, find_lifetimes
 from swapkit.planning.planner import make_plan
+from swapkit.simulation.allocators.layout import ROUNDING_BYTES
 from swapkit.simulation.timeline import simulate
 from tests.support.random_traces import random_trace
 
@@ -29,10 +30,12 @@ def scale(trace: Trace) -> Trace:
     """Return the trace with sizes that rounding does not change."""
     return replace(
         trace,
-        base_bytes=trace.base_bytes * ROUND_BYTES,
-        storages=tuple(replace(each, nbytes=each.nbytes * ROUND_BYTES) for each in trace.storages),
+        base_bytes=trace.base_bytes * ROUNDING_BYTES,
+        storages=tuple(
+            replace(each, nbytes=each.nbytes * ROUNDING_BYTES) for each in trace.storages
+        ),
         operators=tuple(
-            replace(each, workspace_bytes=each.workspace_bytes * ROUND_BYTES)
+            replace(each, workspace_bytes=each.workspace_bytes * ROUNDING_BYTES)
             for each in trace.operators
         ),
     )
@@ -44,8 +47,8 @@ def plan_randomly(seed: int) -> tuple[Trace, Plan, Schedule] | None:
     machine = replace(
         AMPLE,
         budget_bytes=int(trace.peak_bytes * 0.8),
-        out_bytes_per_second=300.0 * ROUND_BYTES,
-        in_bytes_per_second=300.0 * ROUND_BYTES,
+        out_bytes_per_second=300.0 * ROUNDING_BYTES,
+        in_bytes_per_second=300.0 * ROUNDING_BYTES,
     )
     try:
         plan = make_plan(trace, machine)
@@ -116,13 +119,13 @@ def test_sizes_are_rounded_as_the_pool_rounds_them() -> None:
     trace = random_trace(1)
     plan = Plan(decisions=(), budget_bytes=AMPLE.budget_bytes)
     step = find_lifetimes(trace, plan, simulate(trace, plan, AMPLE))
-    assert (step.lifetimes.nbytes % ROUND_BYTES == 0).all()
-    assert step.resident_bytes % ROUND_BYTES == 0
+    assert (step.lifetimes.nbytes % ROUNDING_BYTES == 0).all()
+    assert step.resident_bytes % ROUNDING_BYTES == 0
 
 
 def test_a_storage_that_goes_on_as_another_does_not_move() -> None:
     operators = tuple(Operator(name="op", seconds=1.0, phase=Phase.FORWARD) for _ in range(6))
-    size = 4 * ROUND_BYTES
+    size = 4 * ROUNDING_BYTES
     storages = (
         Storage(nbytes=size, birth=1, death=3),
         Storage(nbytes=size, birth=3, death=5, continues=0),
