@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "fixture.h"
-#include "pool/pool.h"
+#include "pool/freelist.h"
 
 enum { HOLE_BYTES = 4 * KIB };
 

@@ -1,14 +1,14 @@
-/* block.c - block records and the table of addresses.
+/* block.c - block records, cutting and joining.
  *
  * Records live in host memory, never in the blocks: the host cannot write into device memory. They
  * come from slabs that are freed with the pool; an operation that may cut blocks reserves its
  * records first, so that it cannot fail half-way. */
 #include <stdlib.h>
-#include <string.h>
 
-#include "pool/pool.h"
+#include "pool/freelist.h"
+#include "pool/stats.h"
 
-enum { SLAB_RECORDS = 256, TABLE_START = 1024 };
+enum { SLAB_RECORDS = 256 };
 
 struct sk__slab {
     struct sk__slab *next;
@@ -35,7 +35,6 @@ sk__block *sk__block_new(sk_pool *pool) {
     sk_assert(block != NULL && pool->spare_count > 0);
     pool->spare = block->next;
     pool->spare_count--;
-    memset(block, 0, sizeof *block);
     return block;
 }
 
@@ -137,28 +136,55 @@ void sk__block_cache(sk_pool *pool, sk__block *block) {
     sk_assert(block->prev == NULL && block->next == NULL);
     block->state = SK_CACHED;
     block->requested_bytes = 0;
-    int64_t nbytes = (int64_t)block->nbytes;
-    int count = 1;
-    if (is_cached_in(block->right, block->lane)) {
-        sk__freelist_remove(freelist_of(block), block->right);
-        block_absorb(pool, block, block->right);
-        count--;
+    sk__freelist *list = freelist_of(block);
+    sk__block *right = is_cached_in(block->right, block->lane) ? block->right : NULL;
+    sk__block *left = is_cached_in(block->left, block->lane) ? block->left : NULL;
+    size_t joined = (left != NULL ? 1 : 0) + (right != NULL ? 1 : 0);
+    sk__stats_list(pool, block->segment->arena, block->nbytes, joined);
+    if (joined == 0) {
+        sk__freelist_add(list, block);
+        return;
     }
-    if (is_cached_in(block->left, block->lane)) {
-        sk__block *left = block->left;
-        sk__freelist_remove(freelist_of(block), left);
-        block_absorb(pool, left, block);
-        block = left;
-        count--;
+    if (left == NULL) {
+        sk__freelist_replace(list, right, right->nbytes, block, block->nbytes + right->nbytes);
+        block_absorb(pool, block, right);
+        return;
     }
-    sk__freelist_add(freelist_of(block), block);
-    sk__stats_cached(pool, block->segment->arena, count, nbytes);
+    if (right != NULL) {
+        sk__freelist_remove(list, right);
+        block_absorb(pool, block, right);
+    }
+    sk__freelist_replace(list, left, left->nbytes, left, left->nbytes + block->nbytes);
+    block_absorb(pool, left, block);
 }
 
 void sk__block_hold(sk_pool *pool, sk__block *block) {
     sk__freelist_remove(freelist_of(block), block);
-    sk__stats_cached(pool, block->segment->arena, -1, -(int64_t)block->nbytes);
+    sk__stats_unlist(pool, block->segment->arena, block->nbytes, 0);
     block->state = SK_PENDING; /* neighbours must not merge with it */
+}
+
+sk__block *sk__block_take(sk_pool *pool, sk__block *block, uintptr_t address, size_t nbytes) {
+    sk_assert(block->state == SK_CACHED);
+    size_t whole = block->nbytes;
+    if (whole == nbytes) {
+        sk__block_hold(pool, block);
+        return block;
+    }
+    sk__freelist *list = freelist_of(block);
+    cut parts = block_cut(pool, block, address, nbytes);
+    if (parts.left != NULL) {
+        sk__freelist_replace(list, block, whole, block, block->nbytes);
+    } else {
+        sk__freelist_replace(list, block, whole, parts.right, parts.right->nbytes);
+    }
+    bool both = parts.left != NULL && parts.right != NULL;
+    if (both) {
+        sk__freelist_add(list, parts.right);
+    }
+    sk__stats_unlist(pool, block->segment->arena, nbytes, both ? 2 : 1);
+    parts.middle->state = SK_PENDING;
+    return parts.middle;
 }
 
 static sk__block **idle_list(sk_pool *pool, const sk__block *block) SK_REQUIRES(pool->lock) {
@@ -234,84 +260,4 @@ sk__block *sk__block_carve(sk_pool *pool, sk__block *block, uintptr_t address, s
         sk__block_cache(pool, parts.right);
     }
     return parts.middle;
-}
-
-/* ---- the table of addresses ------------------------------------------------------------------ */
-
-static size_t slot_of(const sk__table *table, uintptr_t address) {
-    const uint64_t golden = 0x9E3779B97F4A7C15; /* Fibonacci hashing (Knuth 6.4) */
-    uint64_t hash = (uint64_t)(address / SK_ROUND_BYTES) * golden;
-    return (size_t)(hash >> 32) & (table->capacity - 1);
-}
-
-static void table_insert(sk__table *table, sk__block *block) {
-    size_t slot = slot_of(table, block->address);
-    while (table->slots[slot] != NULL) {
-        sk_assert(table->slots[slot]->address != block->address);
-        slot = (slot + 1) & (table->capacity - 1);
-    }
-    table->slots[slot] = block;
-}
-
-sk_status sk__table_reserve(sk__table *table) {
-    if (2 * (table->count + 1) <= table->capacity) {
-        return SK_OK;
-    }
-    size_t capacity = table->capacity == 0 ? TABLE_START : 2 * table->capacity;
-    sk__table grown = {.slots = calloc(capacity, sizeof(sk__block *)), .capacity = capacity};
-    if (grown.slots == NULL) {
-        return sk__fail(SK_OUT_OF_HOST_MEMORY, "pool: no host memory for %zu addresses", capacity);
-    }
-    for (size_t i = 0; i < table->capacity; i++) {
-        if (table->slots[i] != NULL) {
-            table_insert(&grown, table->slots[i]);
-        }
-    }
-    grown.count = table->count;
-    sk_assert(2 * (grown.count + 1) <= grown.capacity);
-    free(table->slots);
-    *table = grown;
-    return SK_OK;
-}
-
-void sk__table_add(sk__table *table, sk__block *block) {
-    sk_assert(2 * (table->count + 1) <= table->capacity);
-    table_insert(table, block);
-    table->count++;
-}
-
-static size_t table_slot(const sk__table *table, uintptr_t address) {
-    if (table->capacity == 0) {
-        return SIZE_MAX;
-    }
-    size_t slot = slot_of(table, address);
-    while (table->slots[slot] != NULL) {
-        if (table->slots[slot]->address == address) {
-            return slot;
-        }
-        slot = (slot + 1) & (table->capacity - 1);
-    }
-    return SIZE_MAX;
-}
-
-sk__block *sk__table_find(const sk__table *table, uintptr_t address) {
-    size_t slot = table_slot(table, address);
-    return slot == SIZE_MAX ? NULL : table->slots[slot];
-}
-
-void sk__table_remove(sk__table *table, const sk__block *block) {
-    size_t hole = table_slot(table, block->address);
-    sk_assert(hole != SIZE_MAX && table->slots[hole] == block);
-    sk_assert(table->count > 0);
-    size_t mask = table->capacity - 1;
-    /* Close the hole with a later entry of the same run, until the run ends (Knuth 6.4, R). */
-    for (size_t slot = (hole + 1) & mask; table->slots[slot] != NULL; slot = (slot + 1) & mask) {
-        size_t home = slot_of(table, table->slots[slot]->address);
-        if (((slot - home) & mask) >= ((slot - hole) & mask)) {
-            table->slots[hole] = table->slots[slot];
-            hole = slot;
-        }
-    }
-    table->slots[hole] = NULL;
-    table->count--;
 }

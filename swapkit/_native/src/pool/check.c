@@ -1,6 +1,8 @@
 /* check.c - descriptions of a pool for users, and checks of its invariants. */
 #include "pool/alias.h"
+#include "pool/freelist.h"
 #include "pool/lives.h"
+#include "pool/table.h"
 
 /* ---- descriptions ---------------------------------------------------------------------------- */
 

@@ -2,57 +2,7 @@
  *
  * Bins are sixteenths of a doubling (two-level segregated fit, Masmano et al. 2004), found by a
  * bitmap; inside a bin the search finds the smallest block that fits, so this is exact best fit. */
-#include "pool/pool.h"
-
-enum { STEP_BITS = 4 };
-
-size_t sk__bin_of(size_t nbytes) {
-    size_t units = nbytes / SK_ROUND_BYTES;
-    if (units < SK_BIN_STEPS) {
-        return units;
-    }
-    size_t exponent = (size_t)(SK_WORD_BITS - 1 - __builtin_clzll(units));
-    size_t step = (units >> (exponent - STEP_BITS)) & (SK_BIN_STEPS - 1);
-    size_t bin = (exponent - STEP_BITS + 1) * SK_BIN_STEPS + step;
-    sk_assert(bin < SK_BIN_COUNT);
-    return bin;
-}
-
-void sk__freelist_add(sk__freelist *list, sk__block *block) {
-    size_t bin = sk__bin_of(block->nbytes);
-    sk_assert(block->state == SK_CACHED);
-    sk_assert(block->nbytes % SK_ROUND_BYTES == 0 && block->nbytes > 0);
-    block->prev = NULL;
-    block->next = list->bins[bin];
-    if (block->next != NULL) {
-        block->next->prev = block;
-    }
-    list->bins[bin] = block;
-    block->lane->free_bytes += block->nbytes;
-    list->filled[bin / SK_WORD_BITS] |= (uint64_t)1 << (bin % SK_WORD_BITS);
-}
-
-void sk__freelist_remove(sk__freelist *list, sk__block *block) {
-    size_t bin = sk__bin_of(block->nbytes);
-    sk_assert(block->state == SK_CACHED && list->bins[bin] != NULL);
-    sk_assert((block->prev == NULL) == (list->bins[bin] == block));
-    sk_assert(block->next == NULL || block->next->prev == block);
-    if (block->next != NULL) {
-        block->next->prev = block->prev;
-    }
-    if (block->prev != NULL) {
-        block->prev->next = block->next;
-    } else {
-        list->bins[bin] = block->next;
-    }
-    sk_assert(block->lane->free_bytes >= block->nbytes);
-    block->lane->free_bytes -= block->nbytes;
-    if (list->bins[bin] == NULL) {
-        list->filled[bin / SK_WORD_BITS] &= ~((uint64_t)1 << (bin % SK_WORD_BITS));
-    }
-    block->prev = NULL;
-    block->next = NULL;
-}
+#include "pool/freelist.h"
 
 static sk__block *bin_best(sk__block *block, size_t nbytes) {
     sk__block *best = NULL;

@@ -6,6 +6,7 @@
  * loops over them survive waits without the lock. */
 #include <stdlib.h>
 
+#include "pool/freelist.h"
 #include "pool/waiting.h"
 
 sk_status sk__lane_of(sk_pool *pool, sk_stream *stream, sk__lane **out) {
@@ -160,8 +161,8 @@ sk_status sk__lane_adopt(sk_pool *pool, const sk__request *request) {
     }
     sk__lane *owner = block->lane;
     sk_assert(owner != request->lane && block->nbytes >= request->nbytes);
-    sk__block_hold(pool, block);                     /* in transit between lanes */
-    block = sk__block_serve(pool, block, request);   /* the rest stays with its owner */
+    /* In transit between lanes; the rest stays with its owner. */
+    block = sk__block_serve(pool, block, request);
     bool ordered = block->given_at <= owner->synced; /* no work is outstanding */
     if (!ordered) {
         sk__transit_enter(pool);

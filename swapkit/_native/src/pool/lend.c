@@ -1,5 +1,6 @@
 /* lend.c - choosing the free memory that moves to other addresses. */
 #include "pool/alias.h"
+#include "pool/freelist.h"
 
 /* Blocks that may lend: the bytes of their granules, and the block given back first, whose
  * addresses are the least likely to be needed next. Memory of the request's own stream needs no

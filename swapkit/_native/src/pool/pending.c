@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include "pool/lives.h"
+#include "pool/stats.h"
 #include "pool/waiting.h"
 
 /* ---- the list -------------------------------------------------------------------------------- */

@@ -35,8 +35,7 @@ static sk__block *place_cut(sk_pool *pool, uintptr_t address, const sk__request 
     sk__block *block = sk__block_covering(segment, address);
     sk_assert(block->state == SK_CACHED && block->lane == request->lane);
     sk_assert(block->address + block->nbytes >= address + request->nbytes);
-    sk__block_hold(pool, block);
-    return sk__block_carve(pool, block, address, request->nbytes);
+    return sk__block_take(pool, block, address, request->nbytes);
 }
 
 static bool place_open(sk_pool *pool, uintptr_t address, const sk__request *request)

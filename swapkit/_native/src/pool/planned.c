@@ -75,8 +75,7 @@ sk__block *sk__planned_take(sk_pool *pool, const sk__request *request) {
         return NULL;
     }
     sk_assert(block->segment->arena == SK_PLANNED && block->life == NULL);
-    sk__block_hold(pool, block);
-    return sk__block_carve(pool, block, request->life->place, request->nbytes);
+    return sk__block_take(pool, block, request->life->place, request->nbytes);
 }
 
 void sk__layout_count(sk_pool *pool, const sk__request *request, const sk__block *block) {

@@ -3,7 +3,10 @@
  * The usual take is a lock, a bitmap search in the stream's own free list, and a table entry; all
  * slower work is in segment.c (the backend) and reclaim.c (waiting, rescue). */
 #include "pool/alias.h"
+#include "pool/freelist.h"
 #include "pool/lives.h"
+#include "pool/stats.h"
+#include "pool/table.h"
 #include "pool/waiting.h"
 
 #include <stdlib.h>
@@ -210,9 +213,10 @@ sk__block *sk__block_serve(sk_pool *pool, sk__block *block, const sk__request *r
     bool keep =
         pool->granule_bytes == 0 && block->segment->arena == SK_LARGE && rest <= SK_SMALL_BYTES;
     if (keep || block->nbytes > pool->max_split_bytes) {
+        sk__block_hold(pool, block);
         return block;
     }
-    return sk__block_carve(pool, block, address_in(pool, block, request), request->nbytes);
+    return sk__block_take(pool, block, address_in(pool, block, request), request->nbytes);
 }
 
 /* Return a free block of another arena; NULL: none fits. */
@@ -256,7 +260,6 @@ static sk_status listed_take(sk_pool *pool, const sk__request *request, sk__bloc
                    : sk__fail(SK_CORRUPT, "pool: grown memory has no room for %zu bytes",
                               request->nbytes);
     }
-    sk__block_hold(pool, block);
     block = sk__block_serve(pool, block, request);
     sk_assert(block->lane == request->lane && block->nbytes >= request->nbytes);
     sk_assert(block->uses == NULL && block->prev == NULL && block->next == NULL);

@@ -214,16 +214,21 @@ typedef struct sk__request {
     bool may_squat;    /* in memory of the layout, where it may be in the way */
 } sk__request;
 
-/* block.c: records, the table of addresses, cutting and joining. */
+/* block.c: records, cutting and joining. */
 enum { SK_RECORDS_PER_TAKE = 4 }; /* most records that one attempt to take a block needs */
 sk_status sk__records_reserve(sk_pool *pool, size_t count) SK_REQUIRES(pool->lock);
-sk__block *sk__block_new(sk_pool *pool) SK_REQUIRES(pool->lock); /* from the reserve */
+/* Return a record of the reserve; its contents are undefined. */
+sk__block *sk__block_new(sk_pool *pool) SK_REQUIRES(pool->lock);
 void sk__block_recycle(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock);
 void sk__records_free(sk_pool *pool) SK_REQUIRES(pool->lock);
 /* Cut `block`, in no list, after `nbytes`; return the right part, in the same state. */
 sk__block *sk__block_split(sk_pool *pool, sk__block *block, size_t nbytes) SK_REQUIRES(pool->lock);
-/* Cut `nbytes` at `address` out of `block`; both are in no list. The parts on the left and right
- * are free again, in the block's lane. Needs two spare records. */
+/* Cut `nbytes` at `address` out of a free block: the part is neither free nor handed out, the rest
+ * is free. Needs two spare records. */
+sk__block *sk__block_take(sk_pool *pool, sk__block *block, uintptr_t address, size_t nbytes)
+    SK_REQUIRES(pool->lock);
+/* Cut `nbytes` at `address` out of a held `block`; both are in no list. The parts on the left and
+ * right are free again, in the block's lane. Needs two spare records. */
 sk__block *sk__block_carve(sk_pool *pool, sk__block *block, uintptr_t address, size_t nbytes)
     SK_REQUIRES(pool->lock);
 /* Make a block free in its lane: merge it with its neighbours and list it. */
@@ -242,10 +247,6 @@ void sk__idle_remove(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock);
  * records. */
 sk__block *sk__idle_cut(sk_pool *pool, sk__block *block, uintptr_t address, size_t nbytes)
     SK_REQUIRES(pool->lock);
-sk_status sk__table_reserve(sk__table *table);
-void sk__table_add(sk__table *table, sk__block *block);
-sk__block *sk__table_find(const sk__table *table, uintptr_t address);
-void sk__table_remove(sk__table *table, const sk__block *block);
 
 /* starts.c: blocks by address. All but the first two functions need a segment with an index. */
 sk_status sk__starts_open(sk__segment *segment);
@@ -255,14 +256,6 @@ void sk__start_add(sk__block *block);
 void sk__start_remove(const sk__block *block);
 /* Return the block that holds `address`. */
 sk__block *sk__block_covering(const sk__segment *segment, uintptr_t address);
-
-/* freelist.c */
-void sk__freelist_add(sk__freelist *list, sk__block *block);
-void sk__freelist_remove(sk__freelist *list, sk__block *block);
-sk__block *sk__freelist_best(const sk__freelist *list, size_t nbytes); /* smallest that fits */
-/* Return the block after `block` in falling order of bins; NULL starts with the largest bin. */
-sk__block *sk__freelist_next(const sk__freelist *list, const sk__block *block);
-size_t sk__bin_of(size_t nbytes);
 
 /* segment.c: memory from and to the backend. */
 sk_status sk__segment_grow(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock);
@@ -312,7 +305,7 @@ bool sk__is_tentative(void);
 /* Return the best block of a free list for the request; NULL: none fits. */
 sk__block *sk__fit(const sk_pool *pool, const sk__freelist *list, const sk__request *request)
     SK_REQUIRES(pool->lock);
-/* Cut the request's part out of a block that is in no list; the rest is free again. */
+/* Cut the request's part out of a free block; it is in no list, and the rest is free. */
 sk__block *sk__block_serve(sk_pool *pool, sk__block *block, const sk__request *request)
     SK_REQUIRES(pool->lock);
 /* Free a given block, in no list: at once, or once the events of its other streams' work, recorded
@@ -326,15 +319,6 @@ static inline bool sk__is_memory_failure(sk_status status) {
 }
 
 /* stats.c */
-void sk__stats_take(sk_pool *pool, const sk__block *block) SK_REQUIRES(pool->lock);
-void sk__stats_give(sk_pool *pool, const sk__block *block) SK_REQUIRES(pool->lock);
-/* Count a block that became reusable: at once when given, or when its events completed. */
-void sk__stats_free(sk_pool *pool, const sk__block *block) SK_REQUIRES(pool->lock);
-/* Count free blocks and their bytes that came or went. */
-void sk__stats_cached(sk_pool *pool, sk__arena arena, int count, int64_t nbytes)
-    SK_REQUIRES(pool->lock);
-void sk__stats_reserved(sk_pool *pool, sk__arena arena, int64_t nbytes) SK_REQUIRES(pool->lock);
-void sk__stats_segment(sk_pool *pool, sk__arena arena, int sign) SK_REQUIRES(pool->lock);
 void sk__ring_note(sk_pool *pool, sk_ring_kind kind, uint64_t nbytes, uint32_t tag)
     SK_REQUIRES(pool->lock);
 

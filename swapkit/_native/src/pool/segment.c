@@ -7,6 +7,8 @@
 #include <stdlib.h>
 
 #include "pool/alias.h"
+#include "pool/freelist.h"
+#include "pool/stats.h"
 
 /* Bytes that may still be reserved. */
 static size_t budget_room(const sk_pool *pool) SK_REQUIRES(pool->lock) {
@@ -26,9 +28,14 @@ void sk__committed_change(sk_pool *pool, sk__segment *segment, size_t nbytes, bo
     bool was_empty = segment->committed_bytes == 0;
     sk_assert(growing || nbytes <= segment->committed_bytes);
     segment->committed_bytes += growing ? nbytes : -nbytes;
-    sk__stats_reserved(pool, segment->arena, growing ? (int64_t)nbytes : -(int64_t)nbytes);
-    if (was_empty != (segment->committed_bytes == 0)) {
-        sk__stats_segment(pool, segment->arena, was_empty ? 1 : -1);
+    size_t kind = sk__stat_kind(segment->arena);
+    size_t segments = was_empty != (segment->committed_bytes == 0) ? 1 : 0;
+    if (growing) {
+        sk__stats_raise(pool->stats.reserved_bytes, kind, nbytes);
+        sk__stats_raise(pool->stats.segment, kind, segments);
+    } else {
+        sk__stats_lower(pool->stats.reserved_bytes, kind, nbytes);
+        sk__stats_lower(pool->stats.segment, kind, segments);
     }
 }
 

@@ -1,63 +1,10 @@
 /* stats.c - statistics in torch's terms, and the pool's events in the ring. */
 #include <string.h>
 
-#include "pool/pool.h"
+#include "pool/stats.h"
 
 /* The share of a budget that operators may need while a storage comes back ahead of its use. */
 #define SPARE_SHARE 64
-
-static void stat_add(sk_stat *stat, int64_t amount) {
-    stat->current += amount;
-    if (amount > 0) {
-        stat->allocated += amount;
-        stat->peak = stat->current > stat->peak ? stat->current : stat->peak;
-    } else {
-        stat->freed -= amount;
-    }
-    sk_assert(stat->current >= 0);
-}
-
-/* Add to the total and to the entry of the kind of segment. */
-static void stats_add(sk_stat stats[3], sk__arena arena, int64_t amount) {
-    stat_add(&stats[0], amount);
-    stat_add(&stats[arena == SK_SMALL ? 1 : 2], amount);
-}
-
-void sk__stats_take(sk_pool *pool, const sk__block *block) {
-    sk_pool_stats *stats = &pool->stats;
-    sk__arena arena = block->segment->arena;
-    stats_add(stats->allocation, arena, 1);
-    stats_add(stats->active, arena, 1);
-    stats_add(stats->allocated_bytes, arena, (int64_t)block->nbytes);
-    stats_add(stats->active_bytes, arena, (int64_t)block->nbytes);
-    stats_add(stats->requested_bytes, arena, (int64_t)block->requested_bytes);
-}
-
-void sk__stats_give(sk_pool *pool, const sk__block *block) {
-    sk_pool_stats *stats = &pool->stats;
-    sk__arena arena = block->segment->arena;
-    stats_add(stats->allocation, arena, -1);
-    stats_add(stats->allocated_bytes, arena, -(int64_t)block->nbytes);
-    stats_add(stats->requested_bytes, arena, -(int64_t)block->requested_bytes);
-}
-
-void sk__stats_free(sk_pool *pool, const sk__block *block) {
-    stats_add(pool->stats.active, block->segment->arena, -1);
-    stats_add(pool->stats.active_bytes, block->segment->arena, -(int64_t)block->nbytes);
-}
-
-void sk__stats_cached(sk_pool *pool, sk__arena arena, int count, int64_t nbytes) {
-    stats_add(pool->stats.inactive_split, arena, count);
-    stats_add(pool->stats.inactive_split_bytes, arena, nbytes);
-}
-
-void sk__stats_reserved(sk_pool *pool, sk__arena arena, int64_t nbytes) {
-    stats_add(pool->stats.reserved_bytes, arena, nbytes);
-}
-
-void sk__stats_segment(sk_pool *pool, sk__arena arena, int sign) {
-    stats_add(pool->stats.segment, arena, sign);
-}
 
 void sk__ring_note(sk_pool *pool, sk_ring_kind kind, uint64_t nbytes, uint32_t tag) {
     sk__ring_add(pool->ring, (sk_ring_event){

@@ -4,6 +4,7 @@
  * event is recorded when the block is given back; it is free once all have completed. */
 #include <stdlib.h>
 
+#include "pool/table.h"
 #include "pool/waiting.h"
 
 /* Record events behind the other streams' work on the block. If an event cannot be recorded, wait
