@@ -15,17 +15,21 @@ static void *take_at(fixture *f, uint32_t tag, size_t nbytes) {
     return address;
 }
 
-/* The life of a request; fails the test if there is none. */
+/* The latest life of a request; fails the test if there is none. */
 static sk_life life_at(fixture *f, uint32_t phase, uint32_t tag, size_t nbytes, uint32_t turn) {
     static sk_life lives[MOST];
     size_t count = sk_pool_lives(f->pool, lives, MOST, NULL);
     CHECK(count <= MOST);
+    const sk_life *latest = NULL;
     for (size_t i = 0; i < count; i++) {
         const sk_life *each = &lives[i];
         if (each->phase == phase && each->tag == tag && each->nbytes == nbytes &&
-            each->turn == turn) {
-            return *each;
+            each->turn == turn && (latest == NULL || latest->step[0] < each->step[0])) {
+            latest = each;
         }
+    }
+    if (latest != NULL) {
+        return *latest;
     }
     test_fail(__FILE__, __LINE__, "no life of %zu bytes in phase %u", nbytes, phase);
 }
@@ -112,6 +116,27 @@ SK_TEST(lives, test_turns_when_a_request_is_added_then_other_sites_keep_theirs) 
     CHECK_EQUAL(1, life_at(&f, 0, TAG, 1 * KIB, 1).step[1]);
     CHECK_EQUAL(1, life_at(&f, 2, TAG, 1 * KIB, 0).step[1]);
     CHECK_EQUAL(-1, (int64_t)life_at(&f, 0, TAG, 8 * KIB, 0).step[1]);
+    fixture_close(&f);
+}
+
+SK_TEST(lives, test_lives_when_sizes_vary_then_they_share_a_call_site_until_they_repeat) {
+    fixture f = noting_open(SK_LIVES_NOTED);
+    for (size_t i = 0; i < 6; i++) {
+        size_t nbytes = (i < 3 ? i + 1 : 4) * KIB;
+        give(&f, take_at(&f, TAG, nbytes));
+        sk_life latest = life_at(&f, 0, TAG, nbytes, 0);
+        CHECK_EQUAL(i, latest.step[0]);
+        /* The first size might repeat; 4 KiB do, once two steps in a row have requested them. */
+        CHECK_EQUAL(i == 0 || i == 5 ? 0 : 1, latest.varies);
+        if (i == 2) {
+            CHECK_EQUAL(2 * KIB, latest.former_bytes);
+            CHECK_EQUAL(1, latest.step[1]);
+        }
+        if (i == 4) {
+            CHECK_EQUAL(4 * KIB, latest.most_bytes);
+        }
+        step_end(&f);
+    }
     fixture_close(&f);
 }
 

@@ -26,9 +26,14 @@ enum { NBLOCKS = 3, FIRST = 3 * MIB, SECOND = 5 * MIB, THIRD = 2 * MIB + ROUNDIN
 #define HEIGHT (FIRST + SECOND)
 
 static const sk_place places[NBLOCKS] = {
-    {.nbytes = FIRST, .offset = SECOND, .phase = 0, .tag = TAG, .turn = 0},
-    {.nbytes = SECOND, .offset = 0, .phase = 0, .tag = TAG, .turn = 0},
-    {.nbytes = THIRD, .offset = SECOND, .phase = 1, .tag = SK_TAG_BACKWARD | TAG, .turn = 0},
+    {.nbytes = FIRST, .room_bytes = FIRST, .offset = SECOND, .phase = 0, .tag = TAG, .turn = 0},
+    {.nbytes = SECOND, .room_bytes = SECOND, .offset = 0, .phase = 0, .tag = TAG, .turn = 0},
+    {.nbytes = THIRD,
+     .room_bytes = THIRD,
+     .offset = SECOND,
+     .phase = 1,
+     .tag = SK_TAG_BACKWARD | TAG,
+     .turn = 0},
 };
 
 typedef struct step {
@@ -184,6 +189,10 @@ SK_TEST(planned, test_layout_when_wrong_then_refused_and_the_old_one_holds) {
     CHECK_CONTAINS(sk_error_text(), "inside the height");
     wrong.offset = 1;
     CHECK_STATUS(SK_INVALID, sk_pool_set_layout(f.pool, &wrong, 1, HEIGHT));
+    wrong = places[0];
+    wrong.room_bytes = FIRST - ROUNDING;
+    CHECK_STATUS(SK_INVALID, sk_pool_set_layout(f.pool, &wrong, 1, HEIGHT));
+    CHECK_CONTAINS(sk_error_text(), "expected all of them");
     CHECK_EQUAL(NBLOCKS, layout_of(&f).places);
     (void)step_run(&f, NULL);
     CHECK_EQUAL(NBLOCKS, layout_of(&f).hits);
@@ -250,6 +259,70 @@ SK_TEST(planned, test_layout_when_it_is_higher_than_any_memory_then_refused) {
     fixture_close(&f);
 }
 
+/* ---- sizes that vary ------------------------------------------------------------------------- */
+
+enum { NSHARED = 3, ROOM = 6 * MIB };
+
+/* A step whose blocks have other sizes each time, and are in use at the same time. */
+static void varying_run(fixture *f, const size_t sizes[NSHARED]) {
+    char *blocks[NSHARED];
+    for (int i = 0; i < NSHARED; i++) {
+        blocks[i] = take_at(f, TAG, sizes[i], NULL);
+        pattern_write(blocks[i], sizes[i], (unsigned)i);
+    }
+    for (int i = 0; i < NSHARED; i++) {
+        CHECK(pattern_holds(blocks[i], sizes[i], (unsigned)i));
+        give(f, blocks[i]);
+    }
+    step_end(f);
+    CHECK_OK(sk_pool_check(f->pool));
+}
+
+/* Two steps teach that no size repeats; the blocks of the next ones share one place. */
+static fixture varying_open(void) {
+    fixture f = fixture_open(0, false);
+    sk_pool_set_lives(f.pool, SK_LIVES_NOTED);
+    const size_t steps[][NSHARED] = {{4 * MIB, 1 * MIB, 1 * MIB},
+                                     {2 * MIB, 3 * MIB, 1 * MIB + ROUNDING},
+                                     {1 * MIB, 2 * MIB + ROUNDING, 3 * MIB + ROUNDING}};
+    for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
+        varying_run(&f, steps[i]);
+    }
+    sk_place shared[NSHARED];
+    for (uint32_t i = 0; i < NSHARED; i++) {
+        shared[i] = (sk_place){.room_bytes = ROOM, .tag = TAG, .turn = i};
+    }
+    CHECK_OK(sk_pool_set_layout(f.pool, shared, NSHARED, ROOM));
+    CHECK_EQUAL(NSHARED, layout_of(&f).places);
+    return f;
+}
+
+SK_TEST(planned, test_take_when_sizes_vary_then_blocks_share_the_room) {
+    fixture f = varying_open();
+    const size_t steps[][NSHARED] = {{1 * MIB, 4 * MIB + ROUNDING, 1 * MIB - ROUNDING},
+                                     {5 * MIB, ROUNDING, 1 * MIB - ROUNDING},
+                                     {2 * MIB, 2 * MIB, 2 * MIB}};
+    for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
+        varying_run(&f, steps[i]);
+        CHECK_EQUAL((i + 1) * NSHARED, layout_of(&f).hits);
+    }
+    CHECK_EQUAL(0, layout_of(&f).misses + layout_of(&f).unplanned);
+    fixture_close(&f);
+}
+
+SK_TEST(planned, test_take_when_the_room_is_too_small_then_served_elsewhere) {
+    fixture f = varying_open();
+    const size_t too_much[NSHARED] = {4 * MIB, 2 * MIB + 2 * ROUNDING, 1 * MIB};
+    varying_run(&f, too_much);
+    CHECK_EQUAL(2, layout_of(&f).hits);
+    CHECK_EQUAL(1, layout_of(&f).misses);
+    const size_t too_large[NSHARED] = {ROOM + ROUNDING, 1 * MIB, 1 * MIB};
+    varying_run(&f, too_large);
+    CHECK_EQUAL(4, layout_of(&f).hits);
+    CHECK_EQUAL(2, layout_of(&f).misses);
+    fixture_close(&f);
+}
+
 /* ---- storms ---------------------------------------------------------------------------------- */
 
 enum { TIGHT = 24 * MIB }; /* more than is in use, less than all classes need */
@@ -277,6 +350,7 @@ static void storm_layout(fixture *f, uint64_t *random) {
         size_t nbytes = storm_bytes(site);
         layout[i] = (sk_place){
             .nbytes = nbytes,
+            .room_bytes = nbytes,
             .offset = random_below(random, (STORM_HEIGHT - nbytes) / ROUNDING) * ROUNDING,
             .phase = site % 2,
             .tag = site % 2 == 0 ? TAG : SK_TAG_BACKWARD | TAG,

@@ -5,6 +5,9 @@
  * for other call sites, and nothing after the end of its phase. A phase ends where
  * SK_TAG_BACKWARD changes, and a step at SK_RING_MARK.
  *
+ * Sizes that the steps before did not request, such as those of experts that get other tokens in
+ * each step, share one call site for each phase and tag: its requests vary in size.
+ *
  * The words and rules are those of swapkit_pool.h. */
 #ifndef SWAPKIT_LIVES_H
 #define SWAPKIT_LIVES_H
@@ -40,15 +43,18 @@ typedef enum sk_life_class {
 /* The latest two lives of the blocks of one request: in the last step that made it, and in the one
  * before. Times count the pool's takes and frees. A block is free when it can be taken again. */
 typedef struct sk_life {
-    size_t nbytes;
+    size_t nbytes;          /* of the latest */
+    size_t former_bytes;    /* of the one before */
+    size_t most_bytes;      /* of the latest SK_LIFE_WINDOW steps or more */
     size_t requested_bytes; /* of the latest */
     uint64_t step[2];       /* latest first; UINT64_MAX: there was none */
     uint64_t taken_at[2];
     uint64_t freed_at[2]; /* 0: not yet */
-    uint64_t longest;     /* life of the latest SK_LIFE_WINDOW steps or more, in takes and frees */
+    uint64_t longest;     /* life of these steps, in takes and frees */
     uintptr_t stream;     /* of the latest */
     uint32_t phase, tag;
     uint32_t turn;      /* number among the requests of the call site in the step */
+    uint32_t varies;    /* whether requests of any size belong to the call site */
     uint32_t predicted; /* sk_life_class of the latest when it was taken */
     uint32_t observed;  /* sk_life_class of the one before */
 } sk_life;
@@ -60,10 +66,12 @@ typedef struct sk_step_times {
     uint64_t now;
 } sk_step_times;
 
-/* An address planned for one request of each step. */
+/* Addresses planned for one request of each step. Requests that vary in size may share them: each
+ * is served in the first gap. */
 typedef struct sk_place {
-    size_t nbytes;
-    size_t offset; /* a multiple of 512 */
+    size_t nbytes;     /* of the request; 0: it varies */
+    size_t room_bytes; /* at least nbytes */
+    size_t offset;     /* a multiple of 512 */
     uint32_t phase, tag, turn;
 } sk_place;
 

@@ -34,7 +34,8 @@ _log = logging.getLogger(__name__)
 QUIET_STEPS = 3  # that a layout waits for: it is made from two that end before it
 LEAST_REPEATED = 0.98  # share of bytes that two steps in a row must serve alike
 LEAST_HITS = 0.9  # share of bytes that must lie as planned
-FEW_MAPS = 16  # of a step, that a layout may cause
+FEW_MAPS = 16  # of a step, that a layout may cause,
+FEW_MAPPED = 0.02  # and this share of its height
 MOST_DRIFT = 3  # steps below it, in a row, before the layout goes
 TOLERANCE = 0.005  # of a layout's height, above the most bytes in use
 MOST_SECONDS = 5.0  # for a layout
@@ -57,7 +58,7 @@ def _go_on() -> bool:
 def _plan(buffer: bytes, times: StepMarks, *, longest: bool) -> _Planned | None:
     """Place the blocks of the step before the last; None: there are none. Any thread."""
     lives = read_step(buffer, times, longest=longest)
-    if lives.nbytes.sum() < LEAST_HITS * lives.step_bytes:
+    if lives.placed_bytes < LEAST_HITS * lives.step_bytes:
         return None  # too much lives on, or belongs to other streams
     layout = place(lives.lifetimes(), tolerance=TOLERANCE, seconds=MOST_SECONDS, should_stop=_go_on)
     return _Planned(lives=lives, layout=layout)
@@ -223,7 +224,9 @@ class PoolLayout:
                 self._lives.trim_unplanned()  # that was in use when the layout was made: gradients
         served, hit = now.served_bytes - before.served_bytes, now.hit_bytes - before.hit_bytes
         maps = now.maps - before.maps
-        misses = hit < LEAST_HITS * served or maps > max(self._maps, FEW_MAPS)
+        few_mapped = int(FEW_MAPPED * now.height_bytes) // self._pool.backend.granule_bytes
+        most_maps = max(self._maps, FEW_MAPS, few_mapped)
+        misses = hit < LEAST_HITS * served or maps > most_maps
         self._drift = self._drift + 1 if misses else 0
         if self._drift >= MOST_DRIFT:
             _log.debug(
@@ -244,4 +247,6 @@ class PoolLayout:
         if self._is_planned:
             self._lives.set_layout(None, 0, 0)
             self._is_planned = False
+            with contextlib.suppress(SwapkitError):  # of the device: its next call meets it
+                self._pool.trim()  # other requests would not use the layout's memory
         self._quiet = 0

@@ -2,7 +2,8 @@
 
 A step repeats, so its lifetimes lie on a circle: a gradient may live from one backward pass to the
 beginning of the next step. The circle is cut where the fewest bytes are in use. What is in use at
-the cut gets its address for all of the step. Blocks that last longer stay where they are.
+the cut gets its address for all of the step. Blocks that last longer stay where they are. Blocks
+whose sizes vary share boxes.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from swapkit._native.lives import (
     Field,
     StepMarks,
 )
+from swapkit.planning.layout.boxes import VaryingLives, make_boxes
 from swapkit.planning.layout.values import Lifetimes
 
 if TYPE_CHECKING:
@@ -45,32 +47,44 @@ def _type_of(fields: Sequence[Field], nbytes: int) -> np.dtype[np.void]:
     )
 
 
-JITTER = 4  # takes and frees by which lives may differ and still count as alike
+JITTER = 4  # takes and frees by which lives may differ and still count as alike,
+JITTER_SHARE = 32  # and this part of the longer life: others may be missing or additional
 LIFE = _type_of(LIFE_FIELDS, LIFE_BYTES)
 PLACE = _type_of(PLACE_FIELDS, PLACE_BYTES)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class StepLives:
-    """The blocks of one step that a layout may place. Times count takes and frees of the step."""
+    """The blocks of one step that a layout may place. Times count takes and frees of the step.
+
+    `starts`, `ends` and `nbytes` are those of items: blocks, and boxes of several blocks.
+    """
 
     requests: NDArray[np.void]  # of `LIFE`, in the pool's order
+    items: Numbers  # the item of each request
     starts: Numbers
     ends: Numbers  # exclusive; at most `length`
     nbytes: Numbers
     length: int
     step_bytes: int  # of all requests of the step
 
+    @property
+    def placed_bytes(self) -> int:
+        """The bytes of the requests that a layout may place."""
+        return int(self.requests["nbytes"].sum())
+
     def lifetimes(self) -> Lifetimes:
-        """Return the lifetimes, for `place`."""
+        """Return the lifetimes of the items, for `place`."""
         return Lifetimes(starts=self.starts, ends=self.ends, nbytes=self.nbytes)
 
     def places(self, offsets: Numbers) -> NDArray[np.void]:
-        """Return the requests with their addresses, as the pool takes them."""
+        """Return the requests with the addresses of their items, as the pool takes them."""
         places = np.zeros(len(self.requests), PLACE)
-        for name in ("nbytes", "phase", "tag", "turn"):
+        for name in ("phase", "tag", "turn"):
             places[name] = self.requests[name]
-        places["offset"] = offsets
+        places["nbytes"] = np.where(self.requests["varies"] != 0, 0, self.requests["nbytes"])
+        places["offset"] = offsets[self.items]
+        places["room_bytes"] = self.nbytes[self.items]
         return places
 
 
@@ -95,7 +109,8 @@ def repeated_share(buffer: bytes, times: StepMarks) -> float:
     both = last & (lives["step"][:, 1] == times.step - 2)
     taken, freed = lives["taken_at"].astype(np.int64), lives["freed_at"].astype(np.int64)
     lengths = freed - taken
-    same = np.abs(lengths[:, 0] - lengths[:, 1]) <= JITTER
+    jitter = np.maximum(JITTER, lengths.max(axis=1, initial=0) // JITTER_SHARE)
+    same = np.abs(lengths[:, 0] - lengths[:, 1]) <= jitter
     lives_on = (freed[:, 0] == 0) & ((freed[:, 1] == 0) | (freed[:, 1] > times.began_at[1]))
     nbytes = lives["nbytes"]
     total = int(nbytes[last].sum())
@@ -126,14 +141,55 @@ def read_step(buffer: bytes, times: StepMarks, *, longest: bool = False) -> Step
     if longest:  # as far as the next step's block of the request allows
         most = np.minimum(lives["longest"].astype(np.int64), np.minimum(again - taken, length))
         ends = np.maximum(ends, starts + most)
+    made &= _is_repeated(lives, times)
     streams, inverse = np.unique(lives["stream"][made], return_inverse=True)
     if len(streams):
         nbytes = np.bincount(inverse, weights=lives["nbytes"][made].astype(np.float64))
         made &= lives["stream"] == streams[int(np.argmax(nbytes))]
     requests = lives[made].copy()
-    sizes = requests["nbytes"].astype(np.int64)
-    starts, ends = _cut(starts[made], ends[made], sizes, length)
-    return StepLives(requests, starts, ends, sizes, length, step_bytes)
+    starts, ends = _cut(starts[made], ends[made], requests["nbytes"].astype(np.int64), length)
+    return _with_boxes(requests, starts, ends, length=length, step_bytes=step_bytes)
+
+
+def _is_repeated(lives: NDArray[np.void], times: StepMarks) -> NDArray[np.bool_]:
+    """Return which blocks may repeat: where sizes vary, an additional request is none that does."""
+    steps = lives["step"]
+    again = (steps[:, 0] == times.step - 1) & (steps[:, 1] == times.step - 2)
+    return np.asarray((lives["varies"] == 0) | again, np.bool_)
+
+
+def _with_boxes(
+    requests: NDArray[np.void], starts: Numbers, ends: Numbers, *, length: int, step_bytes: int
+) -> StepLives:
+    """Return the step with an item for each block of a fixed size, then with its boxes."""
+    varies = requests["varies"] != 0
+    fixed, varying = np.flatnonzero(~varies), np.flatnonzero(varies)
+    sizes = {
+        name: requests[name][varying].astype(np.int64)
+        for name in ("former_bytes", "nbytes", "most_bytes")
+    }
+    boxes = make_boxes(
+        VaryingLives(
+            starts=starts[varying],
+            ends=ends[varying],
+            nbytes=(sizes["former_bytes"], sizes["nbytes"]),
+            most_bytes=sizes["most_bytes"],
+        )
+    )
+    items = np.zeros(len(requests), np.int64)
+    items[fixed] = np.arange(len(fixed))
+    for item, box in enumerate(boxes, len(fixed)):
+        items[varying[box.members]] = item
+    fixed_bytes = requests["nbytes"][fixed].astype(np.int64)
+    return StepLives(
+        requests=requests,
+        items=items,
+        starts=np.append(starts[fixed], np.array([box.start for box in boxes], np.int64)),
+        ends=np.append(ends[fixed], np.array([box.end for box in boxes], np.int64)),
+        nbytes=np.append(fixed_bytes, np.array([box.room_bytes for box in boxes], np.int64)),
+        length=length,
+        step_bytes=step_bytes,
+    )
 
 
 def _cut(starts: Numbers, ends: Numbers, nbytes: Numbers, length: int) -> tuple[Numbers, Numbers]:

@@ -173,16 +173,20 @@ sk__block *sk__block_take(sk_pool *pool, sk__block *block, uintptr_t address, si
     }
     sk__freelist *list = freelist_of(block);
     cut parts = block_cut(pool, block, address, nbytes);
+    size_t listed = 0;
     if (parts.left != NULL) {
-        sk__freelist_replace(list, block, whole, block, block->nbytes);
-    } else {
-        sk__freelist_replace(list, block, whole, parts.right, parts.right->nbytes);
+        sk__freelist_replace(list, block, whole, parts.left, parts.left->nbytes);
+        listed++;
     }
-    bool both = parts.left != NULL && parts.right != NULL;
-    if (both) {
-        sk__freelist_add(list, parts.right);
+    if (parts.right != NULL) {
+        if (listed == 0) {
+            sk__freelist_replace(list, block, whole, parts.right, parts.right->nbytes);
+        } else {
+            sk__freelist_add(list, parts.right);
+        }
+        listed++;
     }
-    sk__stats_unlist(pool, block->segment->arena, nbytes, both ? 2 : 1);
+    sk__stats_unlist(pool, block->segment->arena, nbytes, listed);
     parts.middle->state = SK_PENDING;
     return parts.middle;
 }

@@ -103,11 +103,11 @@ static bool sites_rebuild(sk__lives *lives, size_t capacity, uint64_t step, uint
     }
     for (size_t i = 0; i < lives->capacity; i++) {
         const sk__site *site = &lives->sites[i];
-        if (site->first != NULL && site->step == cut) {
+        if (site->latest != NULL && site->step == cut) {
             lives_recycle(lives, site->latest->next);
             site->latest->next = NULL;
         }
-        if (site->first != NULL && site->step >= step) {
+        if (site->nbytes != 0 && site->step >= step) {
             *site_entry(&grown, site) = *site;
             grown.count++;
         } else if (site->nbytes != 0) {
@@ -122,18 +122,55 @@ static bool sites_rebuild(sk__lives *lives, size_t capacity, uint64_t step, uint
     return true;
 }
 
-/* Return the site of a key, new or not; NULL: no host memory. */
-static sk__site *site_of(sk__lives *lives, const sk__site *key) {
-    if (2 * (lives->count + 1) > lives->capacity &&
-        !sites_rebuild(lives, sk__max(FIRST_SITES, 2 * lives->capacity), 0, SK_NO_STEP)) {
-        return NULL;
+/* Make room for the two sites that a request may need. False: there is none. */
+static bool sites_reserve(sk__lives *lives) {
+    const size_t most = 4 * (size_t)MOST_LIVES;
+    if (2 * (lives->count + 2) <= lives->capacity) {
+        return true;
     }
+    return lives->capacity < most &&
+           sites_rebuild(lives, sk__max(FIRST_SITES, 2 * lives->capacity), 0, SK_NO_STEP);
+}
+
+/* Return the site of a key, new or not, at its next request. Needs a reserve. */
+static sk__site *site_of(sk_pool *pool, const sk__site *key) SK_REQUIRES(pool->lock) {
+    sk__lives *lives = &pool->lives;
     sk__site *site = site_entry(lives, key);
     if (site->nbytes == 0) {
         *site = *key;
+        site->step = pool->steps;
+        site->run = pool->steps == lives->since ? SK_STEADY_RUN : 0;
         lives->count++;
+    } else if (site->step != pool->steps) {
+        bool follows = site->step + 1 == pool->steps;
+        site->run = follows ? site->run + (site->run < SK_STEADY_RUN ? 1 : 0) : 0;
+        site->step = pool->steps;
+        site->latest = NULL;
     }
     return site;
+}
+
+/* Return the record of the next request of a site; NULL: it has none yet. */
+static sk__life *life_next(const sk__site *site) {
+    return site->latest != NULL ? site->latest->next : site->first;
+}
+
+static bool has_room(const sk__life *life, size_t nbytes) {
+    return life != NULL && life->place != 0 && life->room_bytes >= nbytes;
+}
+
+/* Return the site that a request belongs to: its own if its size repeats. But a layout knows the
+ * request by the site that it had when the layout was made. Needs a reserve. */
+static sk__site *site_choose(sk_pool *pool, sk__site *key) SK_REQUIRES(pool->lock) {
+    size_t nbytes = key->nbytes;
+    sk__site *own = site_of(pool, key);
+    bool repeats = own->run == SK_STEADY_RUN;
+    if (has_room(life_next(own), nbytes) || (repeats && pool->lives.stats.height_bytes == 0)) {
+        return own;
+    }
+    key->nbytes = SK_VARYING;
+    sk__site *shared = site_of(pool, key);
+    return repeats && !has_room(life_next(shared), nbytes) ? own : shared;
 }
 
 /* ---- lives ----------------------------------------------------------------------------------- */
@@ -161,13 +198,12 @@ static sk_life_class predict(const sk_pool *pool, const sk__life *life, uint32_t
 sk__life *sk__life_begin(sk_pool *pool, const sk__request *request, uint32_t tag) {
     sk__lives *lives = &pool->lives;
     phase_note(lives, tag);
-    sk__site key = {request->nbytes, lives->phase, tag, SK_NO_STEP, NULL, NULL};
-    sk__site *site = site_of(lives, &key);
-    if (site == NULL) {
+    if (!sites_reserve(lives)) {
         return NULL;
     }
-    sk__life *before = site->step == pool->steps ? site->latest : NULL;
-    sk__life **link = before != NULL ? &before->next : &site->first;
+    sk__site key = {.nbytes = request->nbytes, .phase = lives->phase, .tag = tag};
+    sk__site *site = site_choose(pool, &key);
+    sk__life **link = site->latest != NULL ? &site->latest->next : &site->first;
     if (*link == NULL) {
         *link = life_new(lives);
     }
@@ -175,7 +211,6 @@ sk__life *sk__life_begin(sk_pool *pool, const sk__request *request, uint32_t tag
     if (life == NULL) {
         return NULL;
     }
-    site->step = pool->steps;
     site->latest = life;
     if (life->step[0] != SK_NO_STEP) {
         life->observed = life->freed_at[0] == 0 ? SK_LIFE_LASTING : life->ended;
@@ -184,9 +219,11 @@ sk__life *sk__life_begin(sk_pool *pool, const sk__request *request, uint32_t tag
     life->step[1] = life->step[0];
     life->taken_at[1] = life->taken_at[0];
     life->freed_at[1] = life->freed_at[0];
+    life->nbytes[1] = life->nbytes[0];
     life->step[0] = pool->steps;
     life->taken_at[0] = ++lives->clock;
     life->freed_at[0] = 0;
+    life->nbytes[0] = request->nbytes;
     life->phase = lives->phase;
     life->stream = request->lane->stream;
     life->requested_bytes = request->requested_bytes;
@@ -214,15 +251,18 @@ void sk__life_serve(sk_pool *pool, const sk__request *request, sk__block *block)
     block->life = life;
 }
 
-/* Note how long a block lived. The ends of lives vary by the times of copies. */
-static void length_note(const sk_pool *pool, sk__life *life) SK_REQUIRES(pool->lock) {
+/* Note how long a block lived, and its size. The ends of lives vary by the times of copies. */
+static void most_note(const sk_pool *pool, sk__life *life) SK_REQUIRES(pool->lock) {
     const sk__lives *lives = &pool->lives;
     uint64_t window = lives->windows + (pool->steps - lives->since) / SK_LIFE_WINDOW;
     if (life->window != window) {
         life->longest[1] = life->window + 1 == window ? life->longest[0] : 0;
         life->longest[0] = 0;
+        life->most_bytes[1] = life->window + 1 == window ? life->most_bytes[0] : 0;
+        life->most_bytes[0] = 0;
         life->window = window;
     }
+    life->most_bytes[0] = sk__max(life->most_bytes[0], life->nbytes[0]);
     life->longest[0] = sk__max(life->longest[0], life->freed_at[0] - life->taken_at[0]);
 }
 
@@ -232,7 +272,7 @@ void sk__life_end(sk_pool *pool, sk__block *block) {
     sk_assert(life != NULL && life->block == block);
     life_leave(life);
     life->freed_at[0] = ++lives->clock;
-    length_note(pool, life);
+    most_note(pool, life);
     if (life->step[0] != pool->steps) {
         life->ended = SK_LIFE_CROSSING;
     } else {
@@ -247,7 +287,8 @@ void sk__lives_mark(sk_pool *pool) {
     lives->began_at[0] = ++lives->clock;
     lives->phase = 0;
     lives->in_backward = false;
-    if (lives->pins == 0 && lives->life_count > SPARE_RATIO * lives->living + FIRST_SITES) {
+    size_t most = SPARE_RATIO * lives->living + FIRST_SITES;
+    if (lives->pins == 0 && (lives->life_count > most || lives->count > most)) {
         uint64_t oldest = pool->steps > IDLE_STEPS ? pool->steps - IDLE_STEPS : 0;
         (void)sites_rebuild(lives, lives->capacity, oldest, pool->steps - 1);
     }
@@ -308,7 +349,9 @@ void sk_pool_set_lives(sk_pool *pool, sk_lives_mode mode) {
 
 static sk_life life_show(const sk__site *site, const sk__life *life, uint32_t turn) {
     return (sk_life){
-        .nbytes = site->nbytes,
+        .nbytes = life->nbytes[0],
+        .former_bytes = life->nbytes[1],
+        .most_bytes = sk__max(life->most_bytes[0], life->most_bytes[1]),
         .requested_bytes = life->requested_bytes,
         .step = {life->step[0], life->step[1]},
         .taken_at = {life->taken_at[0], life->taken_at[1]},
@@ -318,6 +361,7 @@ static sk_life life_show(const sk__site *site, const sk__life *life, uint32_t tu
         .phase = site->phase,
         .tag = site->tag,
         .turn = turn,
+        .varies = site->nbytes == SK_VARYING ? 1 : 0,
         .predicted = life->predicted,
         .observed = life->observed,
     };

@@ -14,24 +14,34 @@ struct sk__life {
     sk__block *block;
     sk_stream *stream;
     size_t requested_bytes;
+    size_t nbytes[2];
     uint64_t step[2]; /* NO_STEP: none yet */
     uint64_t taken_at[2], freed_at[2];
     uint64_t longest[2]; /* in the window of steps, and in the one before */
+    size_t most_bytes[2];
     uint64_t window;
     uintptr_t place; /* planned address; 0: none */
+    size_t room_bytes;
     sk_life_class predicted, ended, observed;
     uint32_t phase;
 };
 
-/* The requests of one size from one place of the program in one phase of each step. */
+/* The requests of one size from one place of the program in one phase of each step; or those of
+ * sizes that do not repeat. */
 struct sk__site {
-    size_t nbytes; /* 0: an unused entry */
+    size_t nbytes; /* 0: an unused entry; SK_VARYING */
     uint32_t phase, tag;
-    uint64_t step;            /* of the latest request */
-    sk__life *first, *latest; /* latest: of the latest request */
+    uint64_t step; /* of the latest request */
+    uint32_t run;  /* steps without a gap before it, up to SK_STEADY_RUN */
+    sk__life *first;
+    sk__life *latest; /* of the latest request; NULL: none in its step */
 };
 
 #define SK_NO_STEP UINT64_MAX
+enum {
+    SK_VARYING = 1, /* as a size: it is none, as sizes are multiples of SK_ROUND_BYTES */
+    SK_STEADY_RUN = 2
+};
 
 /* lives.c */
 /* Return the life that a request begins, for sk__life_serve(); NULL: there is no host memory. Lives

@@ -9,41 +9,58 @@
 
 /* ---- taking ---------------------------------------------------------------------------------- */
 
-static uintptr_t place_end(const sk__request *request) {
-    return request->life->place + request->nbytes;
-}
-
-/* Return the free block of the lane that holds all of the place; NULL: there is none. */
-static sk__block *block_ready(const sk_pool *pool, const sk__request *request)
-    SK_REQUIRES(pool->lock) {
-    sk__block *block = sk__block_covering(pool->lives.range, request->life->place);
-    bool serves = block->state == SK_CACHED && block->lane == request->lane &&
-                  block->address + block->nbytes >= place_end(request);
-    return serves ? block : NULL;
-}
-
-bool sk__planned_is_ready(const sk_pool *pool, const sk__request *request) {
-    return block_ready(pool, request) != NULL;
-}
-
 /* Whether the lane may use a block, or its addresses, now. */
 static bool is_open(const sk__block *block, const sk__lane *lane) {
     return sk__is_idle(block) || (block->state == SK_CACHED && block->lane == lane);
 }
 
-bool sk__planned_is_open(const sk_pool *pool, const sk__request *request) {
-    const sk__block *block = sk__block_covering(pool->lives.range, request->life->place);
-    while (block != NULL && block->address < place_end(request) && is_open(block, request->lane)) {
+/* The first of a place's addresses where a request can be served, and the block there. */
+typedef struct gap {
+    uintptr_t address; /* 0: there is none, */
+    sk__block *block;  /* and then undefined */
+} gap;
+
+static gap gap_find(const sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock) {
+    uintptr_t address = request->life->place;
+    uintptr_t end = address + request->life->room_bytes;
+    sk__block *first = sk__block_covering(pool->lives.range, address);
+    const sk__block *block = first;
+    while (request->nbytes <= end - address && block != NULL &&
+           block->address < address + request->nbytes) {
+        if (!is_open(block, request->lane)) {
+            first = block->right;
+            address = sk__min(end, block->address + block->nbytes);
+        }
         block = block->right;
     }
-    return block == NULL || block->address >= place_end(request);
+    bool is_there = request->nbytes <= end - address && first != NULL;
+    return (gap){is_there ? address : 0, first};
+}
+
+bool sk__planned_is_open(const sk_pool *pool, const sk__request *request) {
+    return gap_find(pool, request).address != 0;
+}
+
+/* Whether all of the addresses lie in one free block. */
+static bool is_ready(const gap *place, const sk__request *request) {
+    const sk__block *block = place->block;
+    sk_assert(place->address != 0 && block != NULL);
+    return block->state == SK_CACHED && block->lane == request->lane &&
+           block->address + block->nbytes >= place->address + request->nbytes;
+}
+
+bool sk__planned_is_ready(const sk_pool *pool, const sk__request *request) {
+    gap place = gap_find(pool, request);
+    return place.address != 0 && is_ready(&place, request);
 }
 
 /* Give the addresses memory where they have none. False: there is not enough. */
-static bool place_fill(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock) {
+static bool gap_fill(sk_pool *pool, const sk__request *request, uintptr_t start)
+    SK_REQUIRES(pool->lock) {
     bool is_dormant = false;
-    uintptr_t address = request->life->place;
-    while (address < place_end(request)) {
+    uintptr_t address = start;
+    uintptr_t last = start + request->nbytes;
+    while (address < last) {
         sk__block *block = sk__block_covering(pool->lives.range, address);
         uintptr_t end = block->address + block->nbytes;
         if (!is_open(block, request->lane)) {
@@ -51,7 +68,7 @@ static bool place_fill(sk_pool *pool, const sk__request *request) SK_REQUIRES(po
         }
         if (block->state == SK_VACANT) {
             uintptr_t from = sk__round_down(address, pool->granule_bytes);
-            end = sk__min(end, sk__round_up(place_end(request), pool->granule_bytes));
+            end = sk__min(end, sk__round_up(last, pool->granule_bytes));
             sk__span part = {block, from, end - from};
             if (sk__range_fill(pool, &part, request->lane) != SK_OK) {
                 return false;
@@ -60,22 +77,29 @@ static bool place_fill(sk_pool *pool, const sk__request *request) SK_REQUIRES(po
         is_dormant = is_dormant || block->state == SK_DORMANT;
         address = end;
     }
-    sk_assert(address >= place_end(request));
+    sk_assert(address >= last);
     sk__request there = *request;
     there.arena = SK_PLANNED;
-    return !is_dormant || sk__alias_open(pool, request->life->place, &there);
+    return !is_dormant || sk__alias_open(pool, start, &there);
 }
 
 sk__block *sk__planned_take(sk_pool *pool, const sk__request *request) {
-    sk__block *block = block_ready(pool, request);
-    if (block == NULL && sk__planned_is_open(pool, request) && place_fill(pool, request)) {
-        block = block_ready(pool, request); /* unless a part was given up for another */
-    }
-    if (block == NULL || sk__records_reserve(pool, SK_RECORDS_PER_TAKE) != SK_OK) {
+    gap place = gap_find(pool, request);
+    if (place.address == 0) {
         return NULL;
     }
-    sk_assert(block->segment->arena == SK_PLANNED && block->life == NULL);
-    return sk__block_take(pool, block, request->life->place, request->nbytes);
+    if (!is_ready(&place, request)) {
+        bool is_filled = gap_fill(pool, request, place.address);
+        place.block = sk__block_covering(pool->lives.range, place.address);
+        if (!is_filled || !is_ready(&place, request)) {
+            return NULL; /* a part may have been given up for another */
+        }
+    }
+    if (sk__records_reserve(pool, SK_RECORDS_PER_TAKE) != SK_OK) {
+        return NULL;
+    }
+    sk_assert(place.block->segment->arena == SK_PLANNED && place.block->life == NULL);
+    return sk__block_take(pool, place.block, place.address, request->nbytes);
 }
 
 void sk__layout_count(sk_pool *pool, const sk__request *request, const sk__block *block) {
@@ -83,7 +107,7 @@ void sk__layout_count(sk_pool *pool, const sk__request *request, const sk__block
     if (!sk__is_planned(request)) {
         stats->unplanned++;
         stats->unplanned_bytes += block->nbytes;
-    } else if (request->life->place == block->address) {
+    } else if (block->address - request->life->place < request->life->room_bytes) {
         stats->hits++;
         stats->hit_bytes += block->nbytes;
     } else {
@@ -99,6 +123,7 @@ void sk__layout_forget(sk_pool *pool) {
     for (size_t i = 0; i < lives->capacity; i++) {
         for (sk__life *life = lives->sites[i].first; life != NULL; life = life->next) {
             life->place = 0;
+            life->room_bytes = 0;
         }
     }
     lives->stats = (sk_layout_stats){0};
@@ -111,12 +136,13 @@ static sk_status places_check(const sk_place *places, size_t count, size_t heigh
     }
     for (size_t i = 0; i < count; i++) {
         const sk_place *each = &places[i];
-        bool inside = each->offset <= height_bytes && each->nbytes <= height_bytes - each->offset;
-        if (each->nbytes == 0 || each->offset % SK_ROUND_BYTES != 0 || !inside) {
+        size_t room = each->room_bytes;
+        bool inside = each->offset <= height_bytes && room <= height_bytes - each->offset;
+        if (room == 0 || room < each->nbytes || each->offset % SK_ROUND_BYTES != 0 || !inside) {
             return sk__fail(SK_INVALID,
-                            "pool: place %zu: %zu bytes at %zu: expected a multiple of %d inside "
-                            "the height of %zu",
-                            i, each->nbytes, each->offset, SK_ROUND_BYTES, height_bytes);
+                            "pool: place %zu: room for %zu of %zu bytes at %zu: expected all of "
+                            "them, at a multiple of %d inside the height of %zu",
+                            i, room, each->nbytes, each->offset, SK_ROUND_BYTES, height_bytes);
         }
     }
     return SK_OK;
@@ -130,7 +156,8 @@ static sk__life *life_of(const sk_pool *pool, const sk_place *wanted, const sk_p
                    before->turn < wanted->turn;
     uint32_t turn = follows ? before->turn : 0;
     if (!follows) {
-        sk__site key = {wanted->nbytes, wanted->phase, wanted->tag, 0, NULL, NULL};
+        size_t nbytes = wanted->nbytes != 0 ? wanted->nbytes : SK_VARYING;
+        sk__site key = {.nbytes = nbytes, .phase = wanted->phase, .tag = wanted->tag};
         const sk__site *site = sk__site_find(pool, &key);
         life = site != NULL ? site->first : NULL;
     }
@@ -146,8 +173,9 @@ static void places_set(sk_pool *pool, const sk_place *places, size_t count)
     for (size_t i = 0; i < count; i++) {
         life = life_of(pool, &places[i], i > 0 ? &places[i - 1] : NULL, life);
         if (life != NULL) {
-            sk_assert(pool->lives.range->nbytes >= places[i].offset + places[i].nbytes);
+            sk_assert(pool->lives.range->nbytes >= places[i].offset + places[i].room_bytes);
             life->place = pool->lives.range->address + places[i].offset;
+            life->room_bytes = places[i].room_bytes;
             pool->lives.stats.places++;
         }
     }

@@ -10,7 +10,7 @@ static inline void sk__stat_raise(sk_stat *stat, int64_t amount) {
     sk_assert(amount >= 0);
     stat->current += amount;
     stat->allocated += amount;
-    stat->peak = sk__max(stat->current, stat->peak);
+    stat->peak = stat->current > stat->peak ? stat->current : stat->peak;
 }
 
 static inline void sk__stat_lower(sk_stat *stat, int64_t amount) {

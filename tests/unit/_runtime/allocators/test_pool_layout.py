@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import random
 import threading
@@ -38,12 +39,13 @@ class Steps:
         return self.pool.take(nbytes)
 
     def run(self, sizes: tuple[int, ...] = SIZES, *, is_settled: bool = True) -> None:
-        """Run one step."""
+        """Run one step. A size of 0: the module requests nothing."""
         saved = []
         for module, nbytes in enumerate(sizes, start=1):
-            saved.append(self.take(module, nbytes))
-            self.pool.give(self.take(module, nbytes + 4 * KIB))
-        for module in reversed(range(1, len(sizes) + 1)):
+            if nbytes:
+                saved.append(self.take(module, nbytes))
+                self.pool.give(self.take(module, nbytes + 4 * KIB))
+        for module in reversed([each for each, nbytes in enumerate(sizes, 1) if nbytes]):
             gradient = self.take(module | TAG_BACKWARD, sizes[module - 1])
             self.pool.give(saved.pop())
             self.pool.give(gradient)
@@ -100,8 +102,26 @@ def test_layout_when_steps_are_not_settled_then_there_is_none(steps: Steps) -> N
 
 def test_layout_when_steps_differ_from_each_other_then_there_is_none(steps: Steps) -> None:
     for index in range(3 * QUIET_STEPS):
-        steps.run(tuple(each + index * 8 * KIB for each in SIZES))
+        steps.run(SIZES * (index % 3 + 1))
     assert steps.layout.stats().height_bytes == 0
+
+
+def test_layout_when_sizes_vary_then_nearly_all_bytes_lie_as_planned(steps: Steps) -> None:
+    """As with experts: each gets other tokens in each step, all together always as many."""
+    rng = random.Random(1)
+    rows, width, experts = 4096, 2 * KIB, 8
+    hits = served = 0
+    for index in range(60):
+        cuts = sorted(rng.gauss(rows * each / experts, 40) for each in range(1, experts))
+        edges = [0, *(round(each) for each in cuts), rows]
+        before = steps.layout.stats()
+        steps.run((*SIZES, *((b - a) * width for a, b in itertools.pairwise(edges))))
+        after = steps.layout.stats()
+        if index >= 20:
+            assert after.height_bytes > 0
+            hits += after.hit_bytes - before.hit_bytes
+            served += after.served_bytes - before.served_bytes
+    assert hits >= 0.95 * served
 
 
 def test_layout_when_steps_change_for_good_then_it_goes_and_a_new_one_comes(
@@ -137,6 +157,26 @@ def test_layout_when_a_request_is_added_or_missing_then_nearly_all_lies_as_plann
     after = steps.layout.stats()
     assert after.unplanned == before.unplanned + 1
     assert after.misses == before.misses
+
+
+def test_layout_when_each_step_has_other_additional_and_missing_requests_then_it_is_made(
+    steps: Steps,
+) -> None:
+    rng = random.Random(1)
+    sizes = SIZES * 12
+    hits = served = 0
+    for index in range(40):
+        before = steps.layout.stats()
+        others = [steps.take(rng.randrange(1, 40), rng.randrange(4 * KIB, 64 * KIB))]
+        left_out = rng.randrange(len(sizes))
+        steps.run((*sizes[:left_out], 0, *sizes[left_out + 1 :]))
+        for each in others:
+            steps.pool.give(each)
+        after = steps.layout.stats()
+        if index >= 20:
+            hits += after.hit_bytes - before.hit_bytes
+            served += after.served_bytes - before.served_bytes
+    assert hits >= 0.99 * served
 
 
 def test_layout_when_its_last_user_stops_then_lives_are_forgotten(steps: Steps) -> None:

@@ -111,3 +111,36 @@ def test_repeated_share_when_steps_differ_then_by_bytes() -> None:
     lives = make_lives({"nbytes": 3 * UNIT}, {"step": (4, 2)}, {"step": (3, 2), "nbytes": 9 * UNIT})
     assert repeated_share(lives, TIMES) == 0.75
     assert repeated_share(make_lives(), TIMES) == 0.0
+
+
+def test_read_step_when_sizes_vary_then_blocks_in_use_together_are_one_item() -> None:
+    shared = {"varies": 1, "phase": 1, "tag": 3}
+    lives = read(
+        {"taken_at": (210, 110), "freed_at": (290, 190), "nbytes": 3 * UNIT, "former_bytes": UNIT}
+        | shared,
+        {"taken_at": (205, 105), "freed_at": (225, 125)},
+        {"taken_at": (212, 112), "freed_at": (288, 188), "nbytes": UNIT, "former_bytes": 3 * UNIT}
+        | shared,
+    )
+    assert lives.items.tolist() == [1, 0, 1]
+    assert lives.nbytes.tolist() == [UNIT, 5 * UNIT]
+    places = lives.places(np.array([0, UNIT]))
+    assert places["nbytes"].tolist() == [0, UNIT, 0]
+    assert places["room_bytes"].tolist() == [5 * UNIT, UNIT, 5 * UNIT]
+    assert places["offset"].tolist() == [UNIT, 0, UNIT]
+
+
+def test_read_step_when_a_size_varies_and_was_requested_once_then_left_out() -> None:
+    lives = read(
+        {"step": (3, 1), "varies": 1, "taken_at": (110, 20), "freed_at": (130, 40)},
+    )
+    assert not len(lives.starts)
+
+
+def test_repeated_share_when_other_requests_come_between_then_long_lives_are_alike() -> None:
+    times = StepMarks(step=5, began_at=(3000, 2000, 1000), now=3010)
+    lives = make_lives(
+        {"taken_at": (2100, 1100), "freed_at": (2900, 1910)},  # 800 and 810 long
+        {"taken_at": (2200, 1200), "freed_at": (2210, 1220)},  # 10 and 20: another life
+    )
+    assert repeated_share(lives, times) == 0.5
