@@ -80,12 +80,18 @@ class StepMarks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutStats:
-    """Requests since the layout was set: as planned, planned but not free, without a plan."""
+    """Requests since the layout was set.
+
+    Hits lie as planned; holes elsewhere in the layout's memory, where no other request needs it;
+    misses were planned and lie outside; the others were not planned.
+    """
 
     height_bytes: int
     places: int
     hits: int
     hit_bytes: int
+    holes: int
+    hole_bytes: int
     misses: int
     missed_bytes: int
     unplanned: int
@@ -94,12 +100,12 @@ class LayoutStats:
     @property
     def served_bytes(self) -> int:
         """The bytes of all requests."""
-        return self.hit_bytes + self.missed_bytes + self.unplanned_bytes
+        return self.hit_bytes + self.hole_bytes + self.missed_bytes + self.unplanned_bytes
 
     @property
     def hit_share(self) -> float:
-        """The share of bytes that lie as planned; 1: there were no requests."""
-        return self.hit_bytes / self.served_bytes if self.served_bytes else 1.0
+        """The share of bytes that lie in the layout's memory; 1: there were no requests."""
+        return (self.hit_bytes + self.hole_bytes) / self.served_bytes if self.served_bytes else 1.0
 
 
 class Lives:
@@ -155,6 +161,8 @@ class Lives:
             places=stats.places,
             hits=stats.hits,
             hit_bytes=stats.hit_bytes,
+            holes=stats.holes,
+            hole_bytes=stats.hole_bytes,
             misses=stats.misses,
             missed_bytes=stats.missed_bytes,
             unplanned=stats.unplanned,

@@ -190,6 +190,10 @@ SK_TEST(planned, test_layout_when_wrong_then_refused_and_the_old_one_holds) {
     wrong.offset = 1;
     CHECK_STATUS(SK_INVALID, sk_pool_set_layout(f.pool, &wrong, 1, HEIGHT));
     wrong = places[0];
+    wrong.begin = wrong.end = 3;
+    CHECK_STATUS(SK_INVALID, sk_pool_set_layout(f.pool, &wrong, 1, HEIGHT));
+    CHECK_CONTAINS(sk_error_text(), "needed from 3 to 3");
+    wrong = places[0];
     wrong.room_bytes = FIRST - ROUNDING;
     CHECK_STATUS(SK_INVALID, sk_pool_set_layout(f.pool, &wrong, 1, HEIGHT));
     CHECK_CONTAINS(sk_error_text(), "expected all of them");
@@ -256,6 +260,103 @@ SK_TEST(planned, test_layout_when_it_is_higher_than_any_memory_then_refused) {
     fixture f = planned_open(0);
     CHECK_STATUS(SK_INVALID, sk_pool_set_layout(f.pool, places, NBLOCKS, SIZE_MAX));
     CHECK_CONTAINS(sk_error_text(), "expected up to");
+    fixture_close(&f);
+}
+
+/* ---- holes ----------------------------------------------------------------------------------- */
+
+/* Three blocks one after another in one place, beside one that another block needs at first only.
+ */
+enum { NHOT = 3, HOT = 2 * MIB, HOT_TAG = 11 };
+
+/* Take the hot blocks; a squatter is there from the first one on if `squats`. */
+static void hot_run(fixture *f, bool squats) {
+    void *aside = take_at(f, HOT_TAG + 1, HOT, NULL);
+    give(f, aside);
+    char *squatter = NULL;
+    if (squats) { /* takes the first turn, and lives longer than planned */
+        squatter = take_at(f, HOT_TAG, HOT, NULL);
+        pattern_write(squatter, HOT, 1);
+    }
+    for (unsigned i = 0; i < NHOT; i++) {
+        char *block = take_at(f, HOT_TAG, HOT, NULL);
+        pattern_write(block, HOT, 2 + i);
+        CHECK(pattern_holds(block, HOT, 2 + i));
+        give(f, block);
+    }
+    if (squats) {
+        CHECK(pattern_holds(squatter, HOT, 1));
+        give(f, squatter);
+    }
+    step_end(f);
+    CHECK_OK(sk_pool_check(f->pool));
+}
+
+static fixture hot_open(uint64_t aside_end) {
+    fixture f = fixture_open(0, false);
+    sk_pool_set_lives(f.pool, SK_LIVES_NOTED);
+    hot_run(&f, false);
+    sk_place layout[NHOT + 1];
+    for (uint32_t i = 0; i < NHOT; i++) {
+        layout[i] = (sk_place){.nbytes = HOT, .room_bytes = HOT, .tag = HOT_TAG, .turn = i};
+        layout[i].begin = 2 + 2 * (uint64_t)i;
+        layout[i].end = layout[i].begin + 1;
+    }
+    layout[NHOT] = (sk_place){.nbytes = HOT,
+                              .room_bytes = HOT,
+                              .offset = HOT,
+                              .begin = 0,
+                              .end = aside_end,
+                              .tag = HOT_TAG + 1};
+    CHECK_OK(sk_pool_trim(f.pool));
+    CHECK_OK(sk_pool_set_layout(f.pool, layout, NHOT + 1, 2 * (size_t)HOT));
+    CHECK_EQUAL(NHOT + 1, layout_of(&f).places);
+    return f;
+}
+
+SK_TEST(planned, test_take_when_its_place_is_busy_then_it_lies_where_no_other_is_planned) {
+    fixture f = hot_open(1);
+    hot_run(&f, false);
+    CHECK_EQUAL(NHOT + 1, layout_of(&f).hits);
+    hot_run(&f, true); /* the others go beside the squatter; the last one has no plan */
+    sk_layout_stats stats = layout_of(&f);
+    CHECK_EQUAL(NHOT + 3, stats.hits);
+    CHECK_EQUAL(NHOT - 1, stats.holes);
+    CHECK_EQUAL(1, stats.unplanned);
+    CHECK_EQUAL(0, stats.misses);
+    hot_run(&f, true); /* known now to live shortly */
+    CHECK_EQUAL(2 * NHOT - 1, layout_of(&f).holes);
+    CHECK_EQUAL(1, layout_of(&f).unplanned);
+    fixture_close(&f);
+}
+
+SK_TEST(planned, test_take_when_others_are_planned_everywhere_then_served_outside) {
+    fixture f = hot_open(0); /* needed at any time */
+    hot_run(&f, true);
+    sk_layout_stats stats = layout_of(&f);
+    CHECK_EQUAL(2, stats.hits);
+    CHECK_EQUAL(0, stats.holes);
+    CHECK_EQUAL(NHOT - 1, stats.misses);
+    CHECK_EQUAL(1, stats.unplanned);
+    fixture_close(&f);
+}
+
+SK_TEST(planned, test_take_when_memory_may_last_then_never_in_a_hole) {
+    fixture f = hot_open(1);
+    void *state = take_at(&f, SK_TAG_OPTIMIZER, HOT, NULL);
+    CHECK_EQUAL(0, layout_of(&f).holes);
+    CHECK_EQUAL(1, layout_of(&f).unplanned);
+    give(&f, state);
+    fixture_close(&f);
+}
+
+SK_TEST(planned, test_layout_when_no_host_memory_then_refused_and_the_old_one_holds) {
+    fixture f = planned_open(0);
+    host_memory_fail(1, true);
+    sk_status status = sk_pool_set_layout(f.pool, places, NBLOCKS, HEIGHT);
+    host_memory_fail(0, false);
+    CHECK_STATUS(SK_OUT_OF_HOST_MEMORY, status);
+    CHECK_EQUAL(NBLOCKS, layout_of(&f).places);
     fixture_close(&f);
 }
 

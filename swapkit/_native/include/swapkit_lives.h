@@ -72,14 +72,18 @@ typedef struct sk_place {
     size_t nbytes;     /* of the request; 0: it varies */
     size_t room_bytes; /* at least nbytes */
     size_t offset;     /* a multiple of 512 */
+    uint64_t begin;    /* of the time when they are needed, in takes and frees of the step, */
+    uint64_t end;      /* and its end; 0: any time */
     uint32_t phase, tag, turn;
 } sk_place;
 
-/* Requests since the layout was set: as planned, planned but not free, and without a plan. */
+/* Requests since the layout was set: as planned; in a hole of its memory that no other request
+ * needs meanwhile; and the others, with and without a plan. */
 typedef struct sk_layout_stats {
     uint64_t height_bytes; /* 0: there is no layout */
     uint64_t places;
     uint64_t hits, hit_bytes;
+    uint64_t holes, hole_bytes;
     uint64_t misses, missed_bytes;
     uint64_t unplanned, unplanned_bytes;
 } sk_layout_stats;

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 QUIET_STEPS = 3  # that a layout waits for: it is made from two that end before it
-LEAST_REPEATED = 0.98  # share of bytes that two steps in a row must serve alike
+LEAST_REPEATED = 0.95  # share of bytes that two steps in a row must serve alike
 LEAST_HITS = 0.9  # share of bytes that must lie as planned
 FEW_MAPS = 16  # of a step, that a layout may cause,
 FEW_MAPPED = 0.02  # and this share of its height
 MOST_DRIFT = 3  # steps below it, in a row, before the layout goes
-TOLERANCE = 0.005  # of a layout's height, above the most bytes in use
+TOLERANCE = 0.001  # of a layout's height, above the most bytes in use
 MOST_SECONDS = 5.0  # for a layout
 MOST_WAIT = 64  # steps; the wait for the next layout doubles up to this
 

@@ -85,6 +85,9 @@ class StepLives:
         places["nbytes"] = np.where(self.requests["varies"] != 0, 0, self.requests["nbytes"])
         places["offset"] = offsets[self.items]
         places["room_bytes"] = self.nbytes[self.items]
+        crosses = (self.starts == 0) & (self.ends == self.length)  # needed at any time
+        places["begin"] = self.starts[self.items]
+        places["end"] = np.where(crosses, 0, self.ends)[self.items]
         return places
 
 

@@ -287,6 +287,7 @@ void sk__lives_mark(sk_pool *pool) {
     lives->began_at[0] = ++lives->clock;
     lives->phase = 0;
     lives->in_backward = false;
+    lives->searches = 0;
     size_t most = SPARE_RATIO * lives->living + FIRST_SITES;
     if (lives->pins == 0 && (lives->life_count > most || lives->count > most)) {
         uint64_t oldest = pool->steps > IDLE_STEPS ? pool->steps - IDLE_STEPS : 0;
@@ -315,6 +316,7 @@ sk__arena sk__arena_of(const sk_pool *pool, const sk__request *request, uint32_t
 
 void sk__lives_free(sk_pool *pool) {
     sk__lives *lives = &pool->lives;
+    sk__stays_set(pool, NULL, 0);
     for (size_t i = 0; i < lives->capacity; i++) {
         lives_recycle(lives, lives->sites[i].first);
     }

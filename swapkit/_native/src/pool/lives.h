@@ -22,6 +22,7 @@ struct sk__life {
     uint64_t window;
     uintptr_t place; /* planned address; 0: none */
     size_t room_bytes;
+    uint64_t begin, end; /* when the layout expects it */
     sk_life_class predicted, ended, observed;
     uint32_t phase;
 };
@@ -61,13 +62,38 @@ sk__arena sk__arena_of(const sk_pool *pool, const sk__request *request, uint32_t
     SK_REQUIRES(pool->lock);
 sk__site *sk__site_find(const sk_pool *pool, const sk__site *key) SK_REQUIRES(pool->lock);
 
+/* When a layout needs addresses, in takes and frees of the step. */
+struct sk__stay {
+    size_t offset, room_bytes;
+    uint64_t begin, end; /* UINT64_MAX: any time */
+};
+
+/* Addresses where a request can be served, and the block at their beginning. */
+typedef struct sk__gap {
+    uintptr_t address; /* 0: there are none, */
+    sk__block *block;  /* and this is undefined */
+} sk__gap;
+
+/* holes.c */
+/* Make a list of stays, for sk__stays_set(); NULL: no host memory. */
+sk__stay *sk__stays_make(const sk_place *places, size_t count);
+/* Use a list of stays, or none; frees the one before. */
+void sk__stays_set(sk_pool *pool, sk__stay *stays, size_t count) SK_REQUIRES(pool->lock);
+/* Return addresses of the layout that no other request needs while the request's block lives. */
+sk__gap sk__hole_find(const sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock);
+/* Return the first addresses in [from, to) of the layout where a request can be served now. */
+sk__gap sk__gap_find(const sk_pool *pool, const sk__request *request, uintptr_t from, uintptr_t to)
+    SK_REQUIRES(pool->lock);
+
 /* planned.c */
-static inline bool sk__is_planned(const sk__request *request) {
-    return request->life != NULL && request->life->place != 0;
+/* Whether a request may be served by a layout. */
+static inline bool sk__is_planned(const sk_pool *pool, const sk__request *request)
+    SK_REQUIRES(pool->lock) {
+    return request->life != NULL && pool->lives.stats.height_bytes > 0;
 }
-/* For a planned request: take its place; the block is in no list. NULL: it is not free. */
+/* For such a request: take its place, or a hole; the block is in no list. NULL: none is free. */
 sk__block *sk__planned_take(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock);
-/* For a planned request: whether its place is free and has memory; and whether it is free. */
+/* For such a request: whether a place for it is free and has memory; and whether it is free. */
 bool sk__planned_is_ready(const sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock);
 bool sk__planned_is_open(const sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock);
 /* Count a request and the block that serves it. */

@@ -4,6 +4,8 @@
  * any other is served as if there were no layout, so correctness never depends on the plan. In a
  * step that repeats the planned one, all places are free when their turn comes, and once they have
  * memory nothing is mapped or moved any more. */
+#include <stdlib.h>
+
 #include "pool/alias.h"
 #include "pool/lives.h"
 
@@ -14,44 +16,47 @@ static bool is_open(const sk__block *block, const sk__lane *lane) {
     return sk__is_idle(block) || (block->state == SK_CACHED && block->lane == lane);
 }
 
-/* The first of a place's addresses where a request can be served, and the block there. */
-typedef struct gap {
-    uintptr_t address; /* 0: there is none, */
-    sk__block *block;  /* and then undefined */
-} gap;
-
-static gap gap_find(const sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock) {
-    uintptr_t address = request->life->place;
-    uintptr_t end = address + request->life->room_bytes;
-    sk__block *first = sk__block_covering(pool->lives.range, address);
+sk__gap sk__gap_find(const sk_pool *pool, const sk__request *request, uintptr_t from,
+                     uintptr_t to) {
+    sk__block *first = sk__block_covering(pool->lives.range, from);
     const sk__block *block = first;
-    while (request->nbytes <= end - address && block != NULL &&
-           block->address < address + request->nbytes) {
+    while (request->nbytes <= to - from && block != NULL &&
+           block->address < from + request->nbytes) {
         if (!is_open(block, request->lane)) {
             first = block->right;
-            address = sk__min(end, block->address + block->nbytes);
+            from = sk__min(to, block->address + block->nbytes);
         }
         block = block->right;
     }
-    bool is_there = request->nbytes <= end - address && first != NULL;
-    return (gap){is_there ? address : 0, first};
+    bool is_there = request->nbytes <= to - from && first != NULL;
+    return (sk__gap){is_there ? from : 0, first};
+}
+
+/* Return where the request can be served: in its place, or in a hole. */
+static sk__gap spot_find(const sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock) {
+    const sk__life *life = request->life;
+    sk__gap spot = {0, NULL};
+    if (life->place != 0) {
+        spot = sk__gap_find(pool, request, life->place, life->place + life->room_bytes);
+    }
+    return spot.address != 0 ? spot : sk__hole_find(pool, request);
 }
 
 bool sk__planned_is_open(const sk_pool *pool, const sk__request *request) {
-    return gap_find(pool, request).address != 0;
+    return spot_find(pool, request).address != 0;
 }
 
 /* Whether all of the addresses lie in one free block. */
-static bool is_ready(const gap *place, const sk__request *request) {
-    const sk__block *block = place->block;
-    sk_assert(place->address != 0 && block != NULL);
+static bool is_ready(const sk__gap *spot, const sk__request *request) {
+    const sk__block *block = spot->block;
+    sk_assert(spot->address != 0 && block != NULL);
     return block->state == SK_CACHED && block->lane == request->lane &&
-           block->address + block->nbytes >= place->address + request->nbytes;
+           block->address + block->nbytes >= spot->address + request->nbytes;
 }
 
 bool sk__planned_is_ready(const sk_pool *pool, const sk__request *request) {
-    gap place = gap_find(pool, request);
-    return place.address != 0 && is_ready(&place, request);
+    sk__gap spot = spot_find(pool, request);
+    return spot.address != 0 && is_ready(&spot, request);
 }
 
 /* Give the addresses memory where they have none. False: there is not enough. */
@@ -83,36 +88,52 @@ static bool gap_fill(sk_pool *pool, const sk__request *request, uintptr_t start)
     return !is_dormant || sk__alias_open(pool, start, &there);
 }
 
+/* Follow the times of the layout. */
+static void times_follow(sk__lives *lives, const sk__life *life, const sk__gap *spot) {
+    bool crosses = life->begin == 0 && life->end == UINT64_MAX;
+    if (life->place != 0 && !crosses) {
+        lives->planned_at = life->begin;
+    }
+    if (spot->address - life->place >= life->room_bytes) {
+        lives->searches++;
+    }
+}
+
 sk__block *sk__planned_take(sk_pool *pool, const sk__request *request) {
-    gap place = gap_find(pool, request);
-    if (place.address == 0) {
+    sk__gap spot = spot_find(pool, request);
+    times_follow(&pool->lives, request->life, &spot);
+    if (spot.address == 0) {
         return NULL;
     }
-    if (!is_ready(&place, request)) {
-        bool is_filled = gap_fill(pool, request, place.address);
-        place.block = sk__block_covering(pool->lives.range, place.address);
-        if (!is_filled || !is_ready(&place, request)) {
+    if (!is_ready(&spot, request)) {
+        bool is_filled = gap_fill(pool, request, spot.address);
+        spot.block = sk__block_covering(pool->lives.range, spot.address);
+        if (!is_filled || !is_ready(&spot, request)) {
             return NULL; /* a part may have been given up for another */
         }
     }
     if (sk__records_reserve(pool, SK_RECORDS_PER_TAKE) != SK_OK) {
         return NULL;
     }
-    sk_assert(place.block->segment->arena == SK_PLANNED && place.block->life == NULL);
-    return sk__block_take(pool, place.block, place.address, request->nbytes);
+    sk_assert(spot.block->segment->arena == SK_PLANNED && spot.block->life == NULL);
+    return sk__block_take(pool, spot.block, spot.address, request->nbytes);
 }
 
 void sk__layout_count(sk_pool *pool, const sk__request *request, const sk__block *block) {
     sk_layout_stats *stats = &pool->lives.stats;
-    if (!sk__is_planned(request)) {
-        stats->unplanned++;
-        stats->unplanned_bytes += block->nbytes;
-    } else if (block->address - request->life->place < request->life->room_bytes) {
+    const sk__life *life = request->life;
+    if (life != NULL && block->address - life->place < life->room_bytes) {
         stats->hits++;
         stats->hit_bytes += block->nbytes;
-    } else {
+    } else if (block->segment == pool->lives.range) {
+        stats->holes++;
+        stats->hole_bytes += block->nbytes;
+    } else if (life != NULL && life->place != 0) {
         stats->misses++;
         stats->missed_bytes += block->nbytes;
+    } else {
+        stats->unplanned++;
+        stats->unplanned_bytes += block->nbytes;
     }
 }
 
@@ -127,6 +148,7 @@ void sk__layout_forget(sk_pool *pool) {
         }
     }
     lives->stats = (sk_layout_stats){0};
+    sk__stays_set(pool, NULL, 0);
 }
 
 static sk_status places_check(const sk_place *places, size_t count, size_t height_bytes) {
@@ -138,6 +160,10 @@ static sk_status places_check(const sk_place *places, size_t count, size_t heigh
         const sk_place *each = &places[i];
         size_t room = each->room_bytes;
         bool inside = each->offset <= height_bytes && room <= height_bytes - each->offset;
+        if (each->end != 0 && each->end <= each->begin) {
+            return sk__fail(SK_INVALID, "pool: place %zu: needed from %llu to %llu", i,
+                            (unsigned long long)each->begin, (unsigned long long)each->end);
+        }
         if (room == 0 || room < each->nbytes || each->offset % SK_ROUND_BYTES != 0 || !inside) {
             return sk__fail(SK_INVALID,
                             "pool: place %zu: room for %zu of %zu bytes at %zu: expected all of "
@@ -176,6 +202,8 @@ static void places_set(sk_pool *pool, const sk_place *places, size_t count)
             sk_assert(pool->lives.range->nbytes >= places[i].offset + places[i].room_bytes);
             life->place = pool->lives.range->address + places[i].offset;
             life->room_bytes = places[i].room_bytes;
+            life->begin = places[i].begin;
+            life->end = places[i].end == 0 ? UINT64_MAX : places[i].end;
             pool->lives.stats.places++;
         }
     }
@@ -197,6 +225,11 @@ sk_status sk_pool_set_layout(sk_pool *pool, const sk_place *places, size_t count
     if (status != SK_OK) {
         return status;
     }
+    sk__stay *stays = count > 0 ? sk__stays_make(places, count) : NULL;
+    if (stays == NULL && count > 0) {
+        return sk__fail(SK_OUT_OF_HOST_MEMORY, "pool: no host memory for a layout of %zu places",
+                        count);
+    }
     sk__lock(&pool->lock);
     sk__lives *lives = &pool->lives;
     if (count > 0 && lives->mode == SK_LIVES_OFF) {
@@ -210,8 +243,11 @@ sk_status sk_pool_set_layout(sk_pool *pool, const sk_place *places, size_t count
         sk__layout_forget(pool);
         lives->stats.height_bytes = height_bytes;
         places_set(pool, places, count);
+        sk__stays_set(pool, stays, count);
+        stays = NULL;
     }
     sk__unlock(&pool->lock);
+    free(stays);
     return status;
 }
 

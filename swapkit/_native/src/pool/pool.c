@@ -237,7 +237,7 @@ static sk__block *fit_elsewhere(const sk_pool *pool, const sk__request *request)
 /* Serve from the place that is planned for the request, or where it was served before. NULL: there
  * is none, or it is not free. */
 static sk__block *placed_take(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock) {
-    sk__block *block = sk__is_planned(request) ? sk__planned_take(pool, request) : NULL;
+    sk__block *block = sk__is_planned(pool, request) ? sk__planned_take(pool, request) : NULL;
     bool places = block == NULL && sk__has_place(pool, request) &&
                   sk__records_reserve(pool, SK_RECORDS_PER_TAKE) == SK_OK;
     return places ? sk__place_take(pool, request) : block;
@@ -273,10 +273,10 @@ static bool is_lacking(sk_pool *pool, const sk__request *request) SK_REQUIRES(po
     if (pool->pending != NULL) {
         sk__pending_poll(pool, false);
     }
-    if (sk__is_planned(request) && sk__planned_is_ready(pool, request)) {
+    if (sk__is_planned(pool, request) && sk__planned_is_ready(pool, request)) {
         return false;
     }
-    return (sk__is_planned(request) && sk__planned_is_open(pool, request)) ||
+    return (sk__is_planned(pool, request) && sk__planned_is_open(pool, request)) ||
            sk__fit(pool, &request->lane->free[request->arena], request) == NULL;
 }
 

@@ -61,6 +61,7 @@ typedef struct sk__slot sk__slot;
 typedef struct sk__size sk__size;
 typedef struct sk__life sk__life;
 typedef struct sk__site sk__site;
+typedef struct sk__stay sk__stay;
 
 struct sk__block {
     uintptr_t address;
@@ -147,6 +148,11 @@ typedef struct sk__lives {
     size_t life_count, living; /* records in sites; requests since the last mark */
     size_t pins;               /* requests under way that hold a record */
     sk__segment *range;        /* the layout's; NULL: none was ever needed */
+    sk__stay *stays;           /* of its places, by offset */
+    size_t stay_count;
+    uint64_t planned_at;     /* when the layout expected the latest planned request, */
+    uint64_t planned_length; /* in a step of this length */
+    size_t searches;         /* for holes in this step */
     sk_layout_stats stats;
 } sk__lives;
 
