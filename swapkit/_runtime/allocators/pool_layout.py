@@ -27,7 +27,7 @@ from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
     from swapkit._native.pool import Pool
-    from swapkit.planning.layout.values import MemoryLayout
+    from swapkit.planning.layout.values import Lifetimes, MemoryLayout
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +39,7 @@ FEW_MAPPED = 0.02  # and this share of its height
 MOST_DRIFT = 3  # steps below it, in a row, before the layout goes
 TOLERANCE = 0.001  # of a layout's height, above the most bytes in use
 MOST_SECONDS = 5.0  # for a layout
+SEEDS = 4  # of searches for one, until it is within the tolerance
 MOST_WAIT = 64  # steps; the wait for the next layout doubles up to this
 
 
@@ -60,8 +61,22 @@ def _plan(buffer: bytes, times: StepMarks, *, longest: bool) -> _Planned | None:
     lives = read_step(buffer, times, longest=longest)
     if lives.placed_bytes < LEAST_HITS * lives.step_bytes:
         return None  # too much lives on, or belongs to other streams
-    layout = place(lives.lifetimes(), tolerance=TOLERANCE, seconds=MOST_SECONDS, should_stop=_go_on)
-    return _Planned(lives=lives, layout=layout)
+    return _Planned(lives=lives, layout=_place(lives.lifetimes()))
+
+
+def _place(lifetimes: Lifetimes) -> MemoryLayout:
+    """Return the lowest layout of several searches."""
+    layouts: list[MemoryLayout] = []
+    left = MOST_SECONDS
+    for seed in range(SEEDS):
+        layout = place(
+            lifetimes, tolerance=TOLERANCE, seconds=max(left, 0.0), seed=seed, should_stop=_go_on
+        )
+        left -= layout.seconds
+        layouts.append(layout)
+        if layout.height <= (1 + TOLERANCE) * layout.lower_bound or left <= 0:
+            break
+    return min(layouts, key=lambda each: each.height)
 
 
 @dataclass(frozen=True, slots=True)

@@ -273,11 +273,13 @@ class _Search:
         return self._press(lower, seed, int(work * (1 - HARD_WORK)) - used)
 
     def _press(self, begun: _Placement, seed: int, work: int) -> _Placement:
-        """Press a placement below lower and lower limits."""
+        """Press a placement below lower and lower limits, then let every item sink."""
         offsets = begun.offsets.copy()
         self.items.press(
             offsets, most_work=work, target=self.target, seed=seed, stop=self.limits.flag
         )
+        upwards = np.argsort(offsets, kind="stable").astype(np.int32)
+        self.items.place(upwards, FIRST_FIT, offsets)
         return self._as_improved(begun, begun.order, offsets)
 
     def _as_improved(self, begun: _Placement, order: Order, offsets: Bytes) -> _Placement:
