@@ -122,6 +122,15 @@ class Lives:
         """
         lib.sk_pool_set_lives(self._pool.pointer, mode)
 
+    def set_backward(self, function: int) -> None:
+        """Set the C function that tells whether a thread runs a backward pass (`swapkit_lives.h`).
+
+        Args:
+            function: its address; 0: none. It runs on threads that take memory without a tag, with
+                the pool's lock held.
+        """
+        lib.sk_pool_set_backward(self._pool.pointer, ffi.cast("sk_backward_fn", function))
+
     def read(self) -> tuple[bytes, StepMarks]:
         """Return the lives as an array of `sk_life`, and when steps began."""
         times = ffi.new("sk_step_times *")

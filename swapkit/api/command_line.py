@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from swapkit._runtime.allocators.installation import choose_device, ensure_installation
+from swapkit._runtime.allocators.installation import choose_device, ensure_installation, install
 from swapkit._runtime.user_choices.layers import find_layers
 from swapkit._runtime.user_choices.wrapping import carry_marks, make_part
 from swapkit.api.budgets import budget
@@ -78,6 +78,26 @@ class Arguments(Settings):
                     part_of_module.add(choice)
         carry_marks(model)
         return model
+
+    def install(
+        self,
+        limit: int | float | str | None = None,
+        *,
+        device: str | torch.device | None = None,
+        lifetimes: bool | None = None,
+    ) -> None:
+        """Install swapkit's pool as the flags specify, for training without a session.
+
+        Args:
+            limit: see `swapkit.install`.
+            device: see `swapkit.install`.
+            lifetimes: see `swapkit.install`. None: True with --memory-fragmentation.
+
+        Raises:
+            SwapkitError: see `swapkit.install`.
+        """
+        asked = (self.memory_fragmentation or None) if lifetimes is None else lifetimes
+        install(limit, device=device, lifetimes=asked)
 
     def budget(
         self,

@@ -3,7 +3,8 @@
  * A step of training repeats its requests. The pool counts them by call site: the phase of the
  * step, the tag of the thread, and the size. So an additional or missing request changes nothing
  * for other call sites, and nothing after the end of its phase. A phase ends where
- * SK_TAG_BACKWARD changes, and a step at SK_RING_MARK.
+ * SK_TAG_BACKWARD changes, and a step at SK_RING_MARK. Threads without a tag, which no session has
+ * labelled, are asked for their phase (sk_pool_set_backward).
  *
  * Sizes that the steps before did not request, such as those of experts that get other tokens in
  * each step, share one call site for each phase and tag: its requests vary in size.
@@ -93,6 +94,11 @@ typedef struct sk_layout_stats {
 /* Note lives from now on, or forget them and the layout. Blocks in use stay where they are. A
  * second call forgets which lives were the longest, as before steps of another kind. */
 SK_API void sk_pool_set_lives(sk_pool *pool, sk_lives_mode mode);
+/* Ask `backward` whether the running thread is in a backward pass, when it takes a block with the
+ * tag 0 and lives are on; its tag is SK_TAG_BACKWARD then. NULL: do not ask. Called with the pool's
+ * lock held: it must neither wait nor call the pool. */
+typedef bool (*sk_backward_fn)(void);
+SK_API void sk_pool_set_backward(sk_pool *pool, sk_backward_fn backward);
 /* Copy up to `capacity` lives, those of a call site together and in order; return how many there
  * are. times  may be NULL. */
 SK_API size_t sk_pool_lives(sk_pool *pool, sk_life *out, size_t capacity, sk_step_times *times);

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from swapkit._runtime.allocators.installed_pool import PoolInstallation
+from swapkit._runtime.allocators.lifetimes import process_lifetimes
 from swapkit._runtime.allocators.torch_allocator import NativeInstallation
 from swapkit._runtime.allocators.torch_statistics import repair_statistics
 from swapkit._runtime.torch_compat.accelerators import CUDA
@@ -71,7 +72,9 @@ class AcceleratorAllocator:
                 installation = kind(device)
                 self.installations[number] = installation  # kept even if its limit fails
                 self._apply(installation, self._limit_of(number))
-            return self.installations[number]
+            installation = self.installations[number]
+        process_lifetimes.cover(installation)  # takes locks that a fork takes before the runtime's
+        return installation
 
     def set_limit(self, limit: Limit, index: int | None) -> None:
         """Set the limit of one device. None: of all devices, also of those opened later.

@@ -23,8 +23,14 @@ _COMPILED = str(
 SCATTERED_BYTES = 1 << 30
 
 
-def advise_here(stats: dict[str, int]) -> list[str]:
-    """Return hints for an allocation that failed on this thread. `stats`: of the pool."""
+def advise_here(stats: dict[str, int], asked_bytes: int, *, separates: bool) -> list[str]:
+    """Return hints for an allocation that failed on this thread.
+
+    Args:
+        stats: of the pool.
+        asked_bytes: the size of the allocation.
+        separates: whether the pool keeps memory that lives unequally long apart.
+    """
     hints = []
     if _is_in(_CHECKPOINT):
         hints.append(
@@ -40,7 +46,10 @@ def advise_here(stats: dict[str, int]) -> list[str]:
             "model.layers: block.compile()`), or let torch recompute inside the graph "
             "(torch._functorch.config.activation_memory_budget = 0.5)"
         )
-    return [*hints, *advise_layout(stats)]
+    in_use_bytes, budget_bytes = stats["allocated_bytes.all.current"], stats["budget_bytes"]
+    if budget_bytes == 0 or in_use_bytes + asked_bytes <= budget_bytes:  # it would fit in one piece
+        hints += advise_layout(stats, separates=separates)
+    return hints
 
 
 def _is_in(code: str) -> bool:
@@ -53,12 +62,26 @@ def _is_in(code: str) -> bool:
     return False
 
 
-def advise_layout(stats: dict[str, int]) -> list[str]:
-    """Suggest a setting if much reserved memory is free but scattered."""
-    free_bytes = stats["reserved_bytes.all.current"] - stats["allocated_bytes.all.current"]
-    if free_bytes <= SCATTERED_BYTES or stats.get("expandable_segments", 0):
+def advise_layout(
+    stats: dict[str, int], *, separates: bool, at_peak: bool = False
+) -> list[str]:
+    """Suggest a setting if much reserved memory is free but scattered.
+
+    Args:
+        stats: of the pool.
+        separates: whether the pool keeps memory that lives unequally long apart.
+        at_peak: compare the peaks. Between steps most reserved memory is free, scattered or not.
+    """
+    moment = "peak" if at_peak else "current"
+    free_bytes = stats[f"reserved_bytes.all.{moment}"] - stats[f"allocated_bytes.all.{moment}"]
+    is_movable = bool(stats.get("expandable_segments", 0))
+    if free_bytes <= SCATTERED_BYTES or (is_movable and separates):
         return []
-    return [
-        f"{format_bytes(free_bytes)} are reserved but unallocated: set "
-        "PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation"
-    ]
+    advice = "set PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation"
+    if is_movable:
+        advice = (
+            "call swapkit.install(lifetimes=True), or set MEMORY_FRAGMENTATION=1, to keep memory "
+            "that lives unequally long apart"
+        )
+    at = " at the peak" if at_peak else ""
+    return [f"{format_bytes(free_bytes)} are reserved but unallocated{at}: {advice}"]

@@ -9,6 +9,7 @@ import torch
 
 from swapkit._runtime.allocators.accelerator_allocator import AcceleratorAllocator
 from swapkit._runtime.allocators.installed_pool import PoolInstallation
+from swapkit._runtime.allocators.lifetimes import process_lifetimes
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.saved.device import CPU, TYPES
 from swapkit._runtime.torch_compat.accelerators import (
@@ -18,7 +19,7 @@ from swapkit._runtime.torch_compat.accelerators import (
     present_accelerator,
 )
 from swapkit.errors import InvalidArgument, SessionError, Unsupported
-from swapkit.units import parse_bytes
+from swapkit.units import parse_bytes, show
 
 if TYPE_CHECKING:
     from swapkit._runtime.allocators.installed_pool import Installation
@@ -36,6 +37,7 @@ def install(
     *,
     device: str | torch.device | None = None,
     allocator: str = OURS,
+    lifetimes: bool | None = None,
 ) -> None:
     """Allocate all new tensors on the device from swapkit's pool.
 
@@ -61,6 +63,10 @@ def install(
             else the accelerator that torch reports (`torch.accelerator`), if swapkit supports it;
             else the CPU.
         allocator: `"swapkit"`, or on CUDA `"torch"`.
+        lifetimes: whether the pools keep memory that lives unequally long apart, also outside of
+            sessions, and serve a step that repeats at planned addresses (`docs/addresses.md`). It
+            holds for all devices until `uninstall()`. A step ends when each optimizer of the
+            process has stepped. None: as before; at first, whether MEMORY_FRAGMENTATION is 1.
 
     Raises:
         InvalidArgument: an argument is invalid.
@@ -80,6 +86,7 @@ def install(
     name = default_device() if device is None else parse_device(device)
     if allocator not in {OURS, TORCHS}:
         raise InvalidArgument(f"allocator={allocator!r}: expected 'swapkit' or 'torch'")
+    _check_lifetimes(lifetimes, allocator)
     with _lock:
         if name != CPU:
             _install_accelerator(limit, name, allocator)
@@ -87,6 +94,16 @@ def install(
             raise InvalidArgument("allocator='torch' is only for CUDA: pass device='cuda' as well")
         else:
             _install_cpu(limit)
+        process_lifetimes.choose(lifetimes, get_runtime().tracker)
+
+
+def _check_lifetimes(lifetimes: object, allocator: str) -> None:
+    if lifetimes is not None and not isinstance(lifetimes, bool):
+        raise InvalidArgument(f"lifetimes={show(lifetimes)}: expected True, False or None")
+    if lifetimes and allocator == TORCHS:
+        raise InvalidArgument(
+            "lifetimes=True needs swapkit's pool: leave out allocator='torch', or lifetimes"
+        )
 
 
 def default_device() -> torch.device:
@@ -112,6 +129,7 @@ def _install_cpu(limit: int | float | str | None) -> None:
     _cpu.set_limit(limit_bytes)
     _cpu.runtime.shim.install(_cpu.entry.address)
     _cpu.active = True
+    process_lifetimes.cover(_cpu)
 
 
 def _install_accelerator(
@@ -139,8 +157,9 @@ def _install_accelerator(
 def uninstall(*, force: bool = False) -> None:
     """Allocate new tensors from torch's own allocator again.
 
-    Tensors in the pool stay valid and are freed as usual. Torch cannot switch the allocator of
-    an accelerator back: only its limits are removed. Without an installation this does nothing.
+    Tensors in the pool stay valid and are freed as usual. Torch cannot switch the allocator of an
+    accelerator back: only its limits are removed, and lifetimes are off. Without an installation
+    this does nothing.
 
     Args:
         force: close all active sessions on all threads, as `session.close()` does.
@@ -154,6 +173,7 @@ def uninstall(*, force: bool = False) -> None:
             if force:
                 installation.end_sessions()
             installation.require_no_session()
+        process_lifetimes.forget()
         if _cpu is not None and _cpu.active:
             _cpu.runtime.shim.uninstall()
             _cpu.active = False

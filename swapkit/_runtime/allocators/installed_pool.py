@@ -10,6 +10,7 @@ import atexit
 import gc
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol
 
@@ -46,6 +47,11 @@ class ActiveSession(Protocol):
     """A session, as the installation sees it."""
 
     limit_bytes: int
+    thread: threading.Thread  # that entered it
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the next steps are expected to be like the last one."""
 
     def rescue(self, needed_bytes: int) -> int:
         """Free device memory; return the freed bytes, 0 for none."""
@@ -88,6 +94,11 @@ class Installation(Generic[_Pool]):
     def total_bytes(self) -> int:
         """Total memory of the device in bytes."""
         return self.device.backend.memory_info().total_bytes
+
+    @property
+    def separates_lives(self) -> bool:
+        """Whether the pool keeps memory that lives unequally long apart."""
+        return self.layout is not None and self.layout.separates
 
     def set_limit(self, limit_bytes: int) -> None:
         """Set a limit for the whole process, in addition to those of sessions; 0: none.
@@ -140,6 +151,10 @@ class Installation(Generic[_Pool]):
             self._apply(self.limit_bytes, self.sessions)
             if not self.sessions:
                 self.pool.set_rescue(None)
+
+    def nested_with(self, session: ActiveSession) -> list[ActiveSession]:
+        """Return the sessions that the same thread entered, innermost last. Any thread."""
+        return [each for each in self.sessions if each.thread is session.thread]
 
     def _apply(self, limit_bytes: int, sessions: list[ActiveSession]) -> None:
         limits = [session.limit_bytes for session in sessions]
@@ -206,7 +221,7 @@ class Installation(Generic[_Pool]):
         """
         stats = self.pool.stats()
         in_use_bytes = stats["allocated_bytes.all.current"]
-        hints = advise_here(stats)
+        hints = advise_here(stats, nbytes, separates=self.separates_lives)
         for session in reversed(self.sessions):
             hints += session.hints(in_use_bytes + nbytes)
         if not self.sessions:
@@ -246,7 +261,7 @@ class PoolInstallation(Installation):
         super().__init__(device, _open_pool(device, settings))
         report_settings(settings)
         if self.pool.stats()["expandable_segments"]:
-            self.layout = PoolLayout(self.pool)
+            self.layout = PoolLayout(self.pool, self.runtime.shim.backward_address)
         if settings.memory_fraction is not None:
             self.usual_limit_bytes = max(1, int(settings.memory_fraction * self.total_bytes))
         if device.name.type == NPU.type:

@@ -92,9 +92,16 @@ class _Counts:
 class PoolLayout:
     """Makes and keeps the layout of one pool, while it has users."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, backward: int = 0) -> None:
+        """Begin without users.
+
+        Args:
+            pool: an open pool with virtual memory.
+            backward: the address of a function for `Lives.set_backward`; 0: none.
+        """
         self._pool = pool
         self._lives = Lives(pool)
+        self._lives.set_backward(backward)
         self._users: dict[object, LivesMode] = {}
         self._lock = make_fork_lock()  # guards the users
         self._ending = threading.Lock()  # guards all below
@@ -137,6 +144,11 @@ class PoolLayout:
         self._job = None
         self._quiet, self._wait = 0, QUIET_STEPS
         self._has_drifted = False
+
+    @property
+    def separates(self) -> bool:
+        """Whether a user wants memory that lives unequally long to be apart."""
+        return LivesMode.SEPARATE in tuple(self._users.values())
 
     # ---- steps -----------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from swapkit._native.pool import RingKind, set_tag
 from swapkit._runtime.affinity.threads import ThreadBinding
 from swapkit._runtime.control.plan_controller import PlanController
 from swapkit._runtime.control.plan_status import PlanStatus
-from swapkit._runtime.control.step_counter import StepCounter
+from swapkit._runtime.model.step_counter import OPTIMIZER_STEP, StepCounter
 from swapkit._runtime.model import global_hooks
 from swapkit._runtime.model.device_mesh import is_fsdp
 from swapkit._runtime.model.tracker import NO_MODULE, Need
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from swapkit._runtime.saved.swapper import Swapper
 
 _log = logging.getLogger(__name__)
-OPTIMIZER_STEP = "an optimizer's step"  # the label of its allocations
 
 
 class SessionLife:
@@ -84,7 +83,7 @@ class SessionLife:
             rebase=installation.tracker.rebase,
             tag=installation.tracker.tag_named(OPTIMIZER_STEP) | TAG_OPTIMIZER,
         )
-        self._thread = threading.current_thread()
+        self.thread = threading.current_thread()
         self._entered = thread_state.sessions  # the list of this thread
         self._of_process = Undo()
         self._of_thread = Undo()
@@ -134,17 +133,25 @@ class SessionLife:
         """End a step, on the thread that ran it."""
         self.swapper.end_step()
         set_tag(NO_MODULE)  # backward left the tag of its last module
-        self.installation.pool.note(RingKind.MARK, self._steps)
+        nested = self.installation.nested_with(self)
+        is_pools = nested[-1:] == [self]  # a pool gets one mark for each step of a thread
+        if is_pools:
+            self.installation.pool.note(RingKind.MARK, self._steps)
         self._steps += 1
         if self.controller is not None:
             self.controller.end_step()
-        if self.installation.layout is not None:
-            controller = self.controller
-            is_settled = controller is None or controller.is_settled
+        if is_pools and self.installation.layout is not None:
+            is_settled = all(each.is_settled for each in nested)
             self.installation.layout.end_step(is_settled=is_settled)
         finish_ended()
 
     # ---- for the installation: any thread --------------------------------------------------------
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the next steps are expected to be like the last one."""
+        controller = self.controller
+        return controller is None or controller.is_settled
 
     def rescue(self, needed_bytes: int) -> int:
         """Free bytes of the device; return the bytes freed."""
@@ -271,7 +278,7 @@ class SessionLife:
     @property
     def is_own(self) -> bool:
         """Whether this thread undoes the thread part: it entered, or the thread that did ended."""
-        return threading.current_thread() is self._thread or not self._thread.is_alive()
+        return threading.current_thread() is self.thread or not self.thread.is_alive()
 
     def close(self) -> list[BaseException]:
         """End the session, on any thread. Recorded graphs keep working. A second call retries.

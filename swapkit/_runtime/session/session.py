@@ -142,7 +142,11 @@ class Session:
         stats = self.stats
         assert self._installation is not None
         outside = find_outside(self._installation.device, self._installation.tracker)
-        advice = advise_layout(self._installation.pool.stats())
+        advice = advise_layout(
+            self._installation.pool.stats(),
+            separates=self._installation.separates_lives,
+            at_peak=True,
+        )
         threads = [self._threads] if self._threads else []
         layout = self._installation.layout
         places = [] if layout is None else explain_layout(layout.stats())

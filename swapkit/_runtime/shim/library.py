@@ -268,6 +268,11 @@ class Shim:
         accelerator.use_allocator(allocator)
 
     @property
+    def backward_address(self) -> int:
+        """The address of the function that tells whether a thread runs a backward pass."""
+        return _address(self._library.swapkit_in_backward)
+
+    @property
     def npu_settle_address(self) -> int:
         """The address of the function that waits for the host queues of an NPU, by its index."""
         return _address(self._library.swapkit_npu_settle)

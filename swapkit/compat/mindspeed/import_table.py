@@ -68,7 +68,7 @@ WITHOUT_COUNTERPART = {
     f"{_MEMORY}.adaptive_recomputing.pluggable_allocator_adpator": "call swapkit.install()",
     f"{_MEMORY}.smart_swap.swap_engine": f"{_TRAIN} with policy='swap'",
     f"{_MEMORY}.memory_fragmentation.memory_recorder": (
-        "swapkit's pool has no recorder: call swapkit.install()"
+        "swapkit's pool has no recorder: call swapkit.install(lifetimes=True)"
     ),
     f"{_MEMORY}.swap_attention.prefetch": "use swapkit.offload(model, pattern)",
     f"{ROOT}.core.optimizer.swap_optimizer.swap_optimizer": "use swapkit.offload(optimizer)",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from swapkit._runtime.control.step_counter import StepCounter
+from swapkit._runtime.model.step_counter import StepCounter
 from swapkit._runtime.model.tracker import ModuleTracker
 
 if TYPE_CHECKING:

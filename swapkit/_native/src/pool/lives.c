@@ -327,6 +327,7 @@ void sk__lives_free(sk_pool *pool) {
     }
     free(lives->sites);
     *lives = (sk__lives){
+        .backward = lives->backward,
         .clock = lives->clock,
         .since = lives->since,
         .windows = lives->windows,
@@ -346,6 +347,12 @@ void sk_pool_set_lives(sk_pool *pool, sk_lives_mode mode) {
     pool->lives.mode = mode;
     pool->lives.windows += 2 + (pool->steps - pool->lives.since) / SK_LIFE_WINDOW;
     pool->lives.since = pool->steps;
+    sk__unlock(&pool->lock);
+}
+
+void sk_pool_set_backward(sk_pool *pool, sk_backward_fn backward) {
+    sk__lock(&pool->lock);
+    pool->lives.backward = backward;
     sk__unlock(&pool->lock);
 }
 

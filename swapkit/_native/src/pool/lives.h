@@ -44,6 +44,12 @@ enum {
     SK_STEADY_RUN = 2
 };
 
+/* The tag of a request whose thread has the tag `tag`. */
+static inline uint32_t sk__lives_tag(const sk_pool *pool, uint32_t tag) SK_REQUIRES(pool->lock) {
+    sk_backward_fn backward = tag == 0 ? pool->lives.backward : NULL;
+    return backward != NULL && backward() ? SK_TAG_BACKWARD : tag;
+}
+
 /* lives.c */
 /* Return the life that a request begins, for sk__life_serve(); NULL: there is no host memory. Lives
  * must be on. */

@@ -371,9 +371,10 @@ static sk_status request_serve(sk_pool *pool, sk__request *request, sk__block **
     const sk_pool *outer = making_for;
     request->arena = request->nbytes <= SK_SMALL_BYTES ? SK_SMALL : SK_LARGE;
     if (pool->lives.mode != SK_LIVES_OFF) {
-        request->life = sk__life_begin(pool, request, thread_tag);
+        uint32_t tag = sk__lives_tag(pool, thread_tag);
+        request->life = sk__life_begin(pool, request, tag);
         request->begun_at = pool->lives.clock;
-        request->arena = sk__arena_of(pool, request, thread_tag);
+        request->arena = sk__arena_of(pool, request, tag);
     }
     sk_making_fn making = making_of(pool, request);
     void *context = pool->making_context;

@@ -138,6 +138,7 @@ typedef struct sk__lives {
     sk_lives_mode mode;
     bool in_backward;        /* the phase, as of the latest request */
     uint32_t phase;          /* number in the step */
+    sk_backward_fn backward; /* NULL: not to be asked */
     uint64_t clock;          /* takes and frees, ever */
     uint64_t since, windows; /* the longest lives count from this step on; windows before it */
     uint64_t began_at[3];    /* this step, the last one, and the one before */

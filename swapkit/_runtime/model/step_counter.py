@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     import torch
 
+OPTIMIZER_STEP = "an optimizer's step"  # the label of its allocations
 MOST_AHEAD = 16
 # Uncounted optimizer steps before the user is warned.
 STEPS_UNTIL_WARNING = 3

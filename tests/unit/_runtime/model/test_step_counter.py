@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from swapkit._native.pool import set_tag
-from swapkit._runtime.control.step_counter import MOST_AHEAD
+from swapkit._runtime.model.step_counter import MOST_AHEAD
 from swapkit._runtime.optimizer.wrapped import list_optimizers, unwrap
 from swapkit.errors import InvalidArgument
 from tests.unit._runtime.counting_rig import TAG, Counted, counting, sgd
