@@ -98,6 +98,41 @@ SK_TEST(lives, test_lives_when_read_then_their_times_are_those_of_the_steps) {
     fixture_close(&f);
 }
 
+static bool is_in_backward;
+static int times_asked;
+
+static bool backward_ask(void) {
+    times_asked++;
+    return is_in_backward;
+}
+
+/* What no session labels is asked for its phase; nothing else is. */
+SK_TEST(lives, test_phase_when_threads_have_no_tag_then_they_are_asked) {
+    fixture f = fixture_open(0, false);
+    sk_pool_set_backward(f.pool, backward_ask);
+    give(&f, take_at(&f, 0, 1 * KIB));
+    CHECK_EQUAL(0, times_asked);
+    sk_pool_set_lives(f.pool, SK_LIVES_SEPARATE);
+    give(&f, take_at(&f, 0, 1 * KIB));
+    is_in_backward = true;
+    give(&f, take_at(&f, 0, 1 * KIB));
+    CHECK_EQUAL(2, times_asked);
+    give(&f, take_at(&f, TAG | SK_TAG_BACKWARD, 1 * KIB));
+    CHECK_EQUAL(2, times_asked);
+    CHECK_EQUAL(0, life_at(&f, 0, 0, 1 * KIB, 0).step[0]);
+    CHECK_EQUAL(0, life_at(&f, 1, SK_TAG_BACKWARD, 1 * KIB, 0).step[0]);
+    CHECK_EQUAL(0, life_at(&f, 1, TAG | SK_TAG_BACKWARD, 1 * KIB, 0).step[0]);
+    step_end(&f);
+    sk_pool_set_lives(f.pool, SK_LIVES_OFF); /* forgets lives, not the function */
+    sk_pool_set_lives(f.pool, SK_LIVES_NOTED);
+    give(&f, take_at(&f, 0, 1 * KIB));
+    CHECK_EQUAL(1, life_at(&f, 1, SK_TAG_BACKWARD, 1 * KIB, 0).step[0]);
+    sk_pool_set_backward(f.pool, NULL);
+    give(&f, take_at(&f, 0, 1 * KIB));
+    CHECK_EQUAL(3, times_asked);
+    fixture_close(&f);
+}
+
 /* Requests of another size or tag, and those of another phase, do not count as turns. */
 SK_TEST(lives, test_turns_when_a_request_is_added_then_other_sites_keep_theirs) {
     fixture f = noting_open(SK_LIVES_NOTED);

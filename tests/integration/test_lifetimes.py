@@ -219,7 +219,7 @@ def test_training_when_two_threads_train_then_steps_end_for_both_with_the_same_b
 def test_session_when_lifetimes_are_on_then_steps_end_once_and_plain_training_goes_on(
     lifetimes: Installation,
 ) -> None:
-    plain = train_plainly(make_training, 3 * STEPS)
+    plain = train_plainly(make_training, 4 * STEPS)
     training = make_training()
     before = steps_of(lifetimes)
     for _ in range(STEPS):
@@ -229,10 +229,10 @@ def test_session_when_lifetimes_are_on_then_steps_end_once_and_plain_training_go
             training.step()
         assert session.stats.steps == STEPS
     assert steps_of(lifetimes) - before == 2 * STEPS
-    assert lies_as_planned(lifetimes, training, within=STEPS)
-    while training.steps_done < 3 * STEPS:
+    assert lies_as_planned(lifetimes, training, within=2 * STEPS)
+    while training.steps_done < 4 * STEPS:
         training.step()
-    assert steps_of(lifetimes) - before == 3 * STEPS
+    assert steps_of(lifetimes) - before == 4 * STEPS
     assert training.outcome() == plain.outcome
 
 

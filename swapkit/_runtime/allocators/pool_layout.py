@@ -129,6 +129,7 @@ class PoolLayout:
             self._users.pop(user, None)
             job = None if self._users else self._job
             self._apply()
+            self._wait, self._has_drifted = QUIET_STEPS, False  # other steps follow
         if job is not None:
             job.give_up()
             job.wait()

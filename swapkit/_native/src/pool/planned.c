@@ -219,6 +219,29 @@ static sk_status range_open(sk_pool *pool, size_t height_bytes) SK_REQUIRES(pool
     return status;
 }
 
+static bool is_unused(const sk__segment *segment) {
+    const sk__block *block = segment->first;
+    while (block != NULL && block->state != SK_IN_USE && block->state != SK_PENDING) {
+        block = block->right;
+    }
+    return block == NULL;
+}
+
+/* Choose the layout's range. What is in use in one may stay for long, such as the weights of a model
+ * that was made while there was a layout: it would be in the way in each step. */
+static sk_status range_choose(sk_pool *pool, size_t height_bytes) SK_REQUIRES(pool->lock) {
+    for (sk__segment *each = pool->segments; each != NULL; each = each->next) {
+        if (each->arena == SK_PLANNED && each->nbytes >= height_bytes && is_unused(each)) {
+            pool->lives.range = each;
+            return SK_OK;
+        }
+    }
+    const sk__segment *former = pool->lives.range;
+    sk_status status = range_open(pool, height_bytes);
+    bool serves = former != NULL && former->nbytes >= height_bytes;
+    return serves ? SK_OK : status; /* without more addresses, in the former one */
+}
+
 sk_status sk_pool_set_layout(sk_pool *pool, const sk_place *places, size_t count,
                              size_t height_bytes) {
     sk_status status = places_check(places, count, height_bytes);
@@ -235,9 +258,8 @@ sk_status sk_pool_set_layout(sk_pool *pool, const sk_place *places, size_t count
     if (count > 0 && lives->mode == SK_LIVES_OFF) {
         status = sk__fail(SK_INVALID, "pool: a layout of %zu places: lives are off", count);
     }
-    bool is_short = lives->range == NULL || lives->range->nbytes < height_bytes;
-    if (status == SK_OK && count > 0 && is_short) {
-        status = range_open(pool, height_bytes);
+    if (status == SK_OK && count > 0) {
+        status = range_choose(pool, height_bytes);
     }
     if (status == SK_OK) {
         sk__layout_forget(pool);
