@@ -15,7 +15,7 @@ from swapkit._runtime.allocators.lifetimes import process_lifetimes
 from swapkit._runtime.model import global_hooks
 from swapkit.errors import InvalidArgument
 from swapkit.planning.layout.steps import LIFE
-from tests.support import run_python
+from tests.support import MIB, limit_above_reserved, run_python
 from tests.support.sessions import Training, make_training, step_in_backward, train_plainly
 from tests.support.threads import on_thread, on_threads
 
@@ -305,3 +305,44 @@ def test_fork_when_a_child_trains_then_it_ends_well_and_the_parent_goes_on(
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert lies_as_planned(lifetimes, training, within=1)
+
+
+# ---- advice --------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("F14")
+@pytest.mark.parametrize("has_lifetimes", [False, True])
+def test_error_when_free_memory_is_scattered_then_it_names_lifetimes(
+    has_lifetimes: bool, installation: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swapkit._runtime.allocators.advice.SCATTERED_BYTES", MIB)
+    limit = limit_above_reserved(installation, 8 * MIB)
+    swapkit.install(limit, device="cpu", lifetimes=has_lifetimes)
+    tensors = []
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        while True:  # blocks of half a page
+            tensors.append(torch.empty(2048, dtype=torch.uint8))
+            if len(tensors) == 6 * MIB // 2048:
+                del tensors[::2]
+                tensors.append(torch.empty(4 * MIB, dtype=torch.uint8))
+    is_named = "call swapkit.install(lifetimes=True), or set MEMORY_FRAG" in str(raised.value)
+    assert is_named is not has_lifetimes
+    process_lifetimes.forget()
+    swapkit.install(device="cpu")
+
+
+@pytest.mark.promise("F14")
+def test_explain_when_the_peak_was_scattered_then_it_names_lifetimes(
+    installation: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swapkit._runtime.allocators.advice.SCATTERED_BYTES", MIB)
+    installation.pool.trim()
+    with swapkit.budget("1GiB", policy="rescue") as session:
+        assert "lifetimes=True" not in session.explain()
+        tensors = [torch.empty(2048, dtype=torch.uint8) for _ in range(6 * MIB // 2048)]
+        del tensors[::2]
+        swapkit.reset_peak_memory_stats()
+        large = torch.empty(2 * MIB, dtype=torch.uint8)
+        assert "at the peak: call swapkit.install(lifetimes=True), or set" in session.explain()
+        del large, tensors
+    process_lifetimes.forget()
