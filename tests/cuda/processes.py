@@ -11,9 +11,9 @@ import torch, swapkit
 from tests.cuda import operators
 operators.install()
 """
-# A model whose saved tensors are most of its memory, and three steps of its training.
+# A model whose saved tensors are most of its memory, and some steps of its training.
 TRAIN = """
-def train(scope=None, rows=1024):
+def train(scope=None, rows=1024, steps=3):
     torch.manual_seed(0)
     block = lambda: torch.nn.Sequential(
         torch.nn.Linear(256, 1024), torch.nn.GELU(), torch.nn.Linear(1024, 256)
@@ -22,7 +22,7 @@ def train(scope=None, rows=1024):
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     numbers = torch.Generator().manual_seed(1)
     results = []
-    for _ in range(3):
+    for _ in range(steps):
         x = torch.randn(rows, 256, generator=numbers).cuda()
         with scope() if scope else torch.enable_grad():
             loss = model(x).square().mean()
