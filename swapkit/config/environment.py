@@ -62,8 +62,9 @@ WITHOUT_MEANING = {
 class Environment:
     """The settings from the environment.
 
-    `memory_fragmentation`: sessions keep activations, what the next step frees, and other memory
-    apart from each other until they plan addresses. What lasts over steps is apart in any case.
+    `memory_fragmentation`: pools keep activations, what the next step frees, and other memory apart
+    from each other until addresses are planned, also outside of sessions. In a session, what lasts
+    over steps is apart in any case.
     """
 
     min_swap_bytes: int = MIN_SWAP_BYTES

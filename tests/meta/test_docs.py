@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 GUIDES = (
     "README.md",
+    "docs/addresses.md",
     "docs/choices.md",
     "docs/operators.md",
     "docs/planning.md",
