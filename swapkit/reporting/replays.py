@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 LEAST_ADVICE_BYTES = 1 << 30
 _ADVICE = (
     "Train inside `with swapkit.budget(...)`: a repeated step then lies at planned addresses. "
-    "MEMORY_FRAGMENTATION=1, or swapkit.install(lifetimes=True), does so without a session, and keeps "
-    "what lives unequally long apart from the first step on."
+    "MEMORY_FRAGMENTATION=1, or swapkit.install(lifetimes=True), does so without a session, and "
+    "keeps what lives unequally long apart from the first step on."
 )
 
 

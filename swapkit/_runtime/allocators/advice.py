@@ -62,9 +62,7 @@ def _is_in(code: str) -> bool:
     return False
 
 
-def advise_layout(
-    stats: dict[str, int], *, separates: bool, at_peak: bool = False
-) -> list[str]:
+def advise_layout(stats: dict[str, int], *, separates: bool, at_peak: bool = False) -> list[str]:
     """Suggest a setting if much reserved memory is free but scattered.
 
     Args:

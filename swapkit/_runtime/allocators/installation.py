@@ -94,7 +94,7 @@ def install(
             raise InvalidArgument("allocator='torch' is only for CUDA: pass device='cuda' as well")
         else:
             _install_cpu(limit)
-        process_lifetimes.choose(lifetimes, get_runtime().tracker)
+        process_lifetimes.choose(get_runtime().tracker, on=lifetimes)
 
 
 def _check_lifetimes(lifetimes: object, allocator: str) -> None:

@@ -10,7 +10,6 @@ import atexit
 import gc
 import os
 import sys
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol
 
@@ -33,6 +32,7 @@ from swapkit.reporting.text import AllocationFailure, format_failure
 from swapkit.units import format_bytes, format_limit
 
 if TYPE_CHECKING:
+    import threading
     from types import FrameType
 
     from swapkit._runtime.model.tracker import ModuleTracker

@@ -39,15 +39,15 @@ class ProcessLifetimes:
         self._installations: tuple[Installation[Any], ...] = ()  # replaced, never changed
         self._counter: StepCounter | None = None
         self._steps = 0
-        # Guards all of it. Not a fork lock: it is held while a layout takes its own, which is newer.
+        # Guards all. Not a fork lock: it is held while a layout takes its own, which is newer.
         self._lock = threading.RLock()
 
-    def choose(self, on: bool | None, tracker: ModuleTracker) -> None:
-        """Switch on or off. None: as before; at first as MEMORY_FRAGMENTATION says.
+    def choose(self, tracker: ModuleTracker, *, on: bool | None) -> None:
+        """Switch on or off.
 
         Args:
-            on: the user's choice.
             tracker: labels the allocations of optimizers.
+            on: the user's choice. None: as before; at first as MEMORY_FRAGMENTATION says.
         """
         with self._lock:
             if on is not None:

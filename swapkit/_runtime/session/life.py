@@ -22,9 +22,9 @@ from swapkit._native.pool import RingKind, set_tag
 from swapkit._runtime.affinity.threads import ThreadBinding
 from swapkit._runtime.control.plan_controller import PlanController
 from swapkit._runtime.control.plan_status import PlanStatus
-from swapkit._runtime.model.step_counter import OPTIMIZER_STEP, StepCounter
 from swapkit._runtime.model import global_hooks
 from swapkit._runtime.model.device_mesh import is_fsdp
+from swapkit._runtime.model.step_counter import OPTIMIZER_STEP, StepCounter
 from swapkit._runtime.model.tracker import NO_MODULE, Need
 from swapkit._runtime.process.captures import see_everything
 from swapkit._runtime.process.undo import Undo, raise_first

@@ -27,8 +27,11 @@ if TYPE_CHECKING:
 class FakeSession:
     """A session that frees what it was told to, and remembers that it was asked."""
 
+    is_settled = True
+
     def __init__(self, limit_bytes: int, frees: tuple[int, ...] = ()) -> None:
         self.limit_bytes = limit_bytes
+        self.thread = threading.current_thread()
         self.frees = list(frees)
         self.asked: list[int] = []
         self.held: list[torch.Tensor] = []
