@@ -79,25 +79,16 @@ class Arguments(Settings):
         carry_marks(model)
         return model
 
-    def install(
-        self,
-        limit: int | float | str | None = None,
-        *,
-        device: str | torch.device | None = None,
-        lifetimes: bool | None = None,
-    ) -> None:
+    def install(self, **options: Any) -> None:
         """Install swapkit's pool as the flags specify, for training without a session.
 
         Args:
-            limit: see `swapkit.install`.
-            device: see `swapkit.install`.
-            lifetimes: see `swapkit.install`. None: True with --memory-fragmentation.
+            **options: arguments of `swapkit.install`; they override the flags.
 
         Raises:
             SwapkitError: see `swapkit.install`.
         """
-        asked = (self.memory_fragmentation or None) if lifetimes is None else lifetimes
-        install(limit, device=device, lifetimes=asked)
+        install(**{"lifetimes": self.memory_fragmentation or None, **options})
 
     def budget(
         self,

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from swapkit._runtime.allocators.installed_pool import PoolInstallation
 from swapkit._runtime.allocators.lifetimes import process_lifetimes
+from swapkit._runtime.allocators.process_limit import ProcessLimit
 from swapkit._runtime.allocators.torch_allocator import NativeInstallation
 from swapkit._runtime.allocators.torch_statistics import repair_statistics
 from swapkit._runtime.torch_compat.accelerators import CUDA
 from swapkit._runtime.torch_compat.internals import C
 from swapkit.config.allocator_settings import read_allocator_settings
 from swapkit.errors import InvalidArgument, SessionError, Unsupported
-from swapkit.units import parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
     from swapkit._runtime.process.runtime import Runtime
     from swapkit._runtime.torch_compat.accelerators import Accelerator
 
-Limit = int | float | str | None
-ANY_BYTES = 1 << 40  # assumed device memory while a limit is only validated
+NO_LIMIT = ProcessLimit()
 
 
 class AcceleratorAllocator:
@@ -45,7 +45,7 @@ class AcceleratorAllocator:
         self.accelerator = accelerator
         self.is_torchs = is_torchs
         self.installations: dict[int, PoolInstallation | NativeInstallation] = {}
-        self._limits: dict[int | None, Limit] = {}  # by device; None: all other devices
+        self._limits: dict[int | None, ProcessLimit] = {}  # by device; None: all other devices
         if not is_torchs:
             read_allocator_settings(accelerator.type)  # report errors now, not at an allocation
             self._replace()
@@ -76,15 +76,14 @@ class AcceleratorAllocator:
         process_lifetimes.cover(installation)  # takes locks that a fork takes before the runtime's
         return installation
 
-    def set_limit(self, limit: Limit, index: int | None) -> None:
+    def set_limit(self, limit: ProcessLimit, index: int | None) -> None:
         """Set the limit of one device. None: of all devices, also of those opened later.
 
         Raises:
             InvalidArgument: the limit is invalid.
             OverBudget: more memory than the limit is in use; all limits stay as they were.
         """
-        if limit is not None:
-            parse_bytes(limit, whole_bytes=ANY_BYTES, name="limit")
+        limit.check()
         if self.is_torchs:  # no allocation of torch would open the device
             index = self.installation(index).device.index
         with self._runtime.lock:
@@ -105,16 +104,13 @@ class AcceleratorAllocator:
             for installation in self.installations.values():
                 installation.drop_limit()
 
-    def _limit_of(self, index: int) -> Limit:
-        return self._limits.get(index, self._limits.get(None))
+    def _limit_of(self, index: int) -> ProcessLimit:
+        return self._limits.get(index, self._limits.get(None, NO_LIMIT))
 
     @staticmethod
-    def _apply(installation: Installation[Any], limit: Limit) -> None:
-        limit_bytes = installation.usual_limit_bytes
-        if limit is not None:
-            whole_bytes = installation.total_bytes
-            limit_bytes = parse_bytes(limit, whole_bytes=whole_bytes, name="limit")
-        installation.set_limit(limit_bytes)
+    def _apply(installation: Installation[Any], limit: ProcessLimit) -> None:
+        usual_bytes = installation.usual_limit_bytes
+        installation.set_limit(limit.resolve(installation.total_bytes, usual_bytes))
 
     # ---- called by cpp/memory/device_allocator.cpp -----------------------------------------------
 
@@ -128,6 +124,8 @@ class AcceleratorAllocator:
     def set_fraction(self, fraction: float, index: int) -> None:
         """Limit a device's pool to a share of its memory, as torch's memory fraction does.
 
+        The memory that is reserved for other code stays so.
+
         Raises:
             InvalidArgument: `fraction` is not between 0 and 1.
             OverBudget: more memory than that is in use.
@@ -135,7 +133,8 @@ class AcceleratorAllocator:
         if not 0 <= fraction <= 1:
             raise InvalidArgument(f"fraction={fraction}: expected a number from 0 to 1")
         whole_bytes = self.installation(index).total_bytes
-        self.set_limit(max(1, int(fraction * whole_bytes)), index)
+        limit_bytes = max(1, int(fraction * whole_bytes))
+        self.set_limit(replace(self._limit_of(index), limit=limit_bytes), index)
 
 
 def _require_native(accelerator: Accelerator) -> None:

@@ -10,6 +10,7 @@ import torch
 from swapkit._runtime.allocators.accelerator_allocator import AcceleratorAllocator
 from swapkit._runtime.allocators.installed_pool import PoolInstallation
 from swapkit._runtime.allocators.lifetimes import process_lifetimes
+from swapkit._runtime.allocators.process_limit import ProcessLimit
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.saved.device import CPU, TYPES
 from swapkit._runtime.torch_compat.accelerators import (
@@ -19,7 +20,7 @@ from swapkit._runtime.torch_compat.accelerators import (
     present_accelerator,
 )
 from swapkit.errors import InvalidArgument, SessionError, Unsupported
-from swapkit.units import parse_bytes, show
+from swapkit.units import show
 
 if TYPE_CHECKING:
     from swapkit._runtime.allocators.installed_pool import Installation
@@ -38,6 +39,7 @@ def install(
     device: str | torch.device | None = None,
     allocator: str = OURS,
     lifetimes: bool | None = None,
+    reserve: int | float | str | None = None,
 ) -> None:
     """Allocate all new tensors on the device from swapkit's pool.
 
@@ -67,6 +69,9 @@ def install(
             sessions, and serve a step that repeats at planned addresses (`docs/addresses.md`). It
             holds for all devices until `uninstall()`. A step ends when each optimizer of the
             process has stepped. None: as before; at first, whether MEMORY_FRAGMENTATION is 1.
+        reserve: memory of the device that the pool leaves to code without it, such as HCCL's or
+            NCCL's buffers: bytes, `"2GiB"`, `"5%"` or a fraction. The pool may reserve at most the
+            rest of the device's memory, and `limit`. None: nothing.
 
     Raises:
         InvalidArgument: an argument is invalid.
@@ -87,13 +92,14 @@ def install(
     if allocator not in {OURS, TORCHS}:
         raise InvalidArgument(f"allocator={allocator!r}: expected 'swapkit' or 'torch'")
     _check_lifetimes(lifetimes, allocator)
+    asked = ProcessLimit(limit=limit, reserve=reserve)
     with _lock:
         if name != CPU:
-            _install_accelerator(limit, name, allocator)
+            _install_accelerator(asked, name, allocator)
         elif allocator == TORCHS:
             raise InvalidArgument("allocator='torch' is only for CUDA: pass device='cuda' as well")
         else:
-            _install_cpu(limit)
+            _install_cpu(asked)
         process_lifetimes.choose(get_runtime().tracker, on=lifetimes)
 
 
@@ -119,22 +125,17 @@ def default_device() -> torch.device:
     return CPU if present is None else torch.device(present.type)
 
 
-def _install_cpu(limit: int | float | str | None) -> None:
+def _install_cpu(limit: ProcessLimit) -> None:
     global _cpu  # noqa: PLW0603 - torch has one allocator per device and process
     # Kept even if the limit is refused below: its hooks stay until the process ends.
     _cpu = _cpu or PoolInstallation(get_runtime().cpu)
-    limit_bytes = _cpu.usual_limit_bytes
-    if limit is not None:
-        limit_bytes = parse_bytes(limit, whole_bytes=_cpu.total_bytes, name="limit")
-    _cpu.set_limit(limit_bytes)
+    _cpu.set_limit(limit.resolve(_cpu.total_bytes, _cpu.usual_limit_bytes))
     _cpu.runtime.shim.install(_cpu.entry.address)
     _cpu.active = True
     process_lifetimes.cover(_cpu)
 
 
-def _install_accelerator(
-    limit: int | float | str | None, name: torch.device, allocator: str
-) -> None:
+def _install_accelerator(limit: ProcessLimit, name: torch.device, allocator: str) -> None:
     global _accelerator  # noqa: PLW0603
     kind = ACCELERATORS[name.type]
     if _accelerator is None:
