@@ -330,8 +330,11 @@ def test_error_when_free_memory_is_scattered_then_it_names_lifetimes(
 def test_explain_when_the_peak_was_scattered_then_it_names_lifetimes(
     installation: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swapkit._runtime.allocators.advice.SCATTERED_BYTES", MIB)
-    installation.pool.trim()
+    reserved_bytes = limit_above_reserved(installation, 0)
+    left_bytes = reserved_bytes - installation.pool.in_use_bytes()  # by other tests
+    scattered_bytes = left_bytes + MIB
+    monkeypatch.setattr("swapkit._runtime.allocators.advice.SCATTERED_BYTES", scattered_bytes)
+    swapkit.reset_peak_memory_stats()
     with swapkit.budget("1GiB", policy="rescue") as session:
         assert "lifetimes=True" not in session.explain()
         tensors = [torch.empty(2048, dtype=torch.uint8) for _ in range(6 * MIB // 2048)]
