@@ -227,8 +227,8 @@ static bool is_unused(const sk__segment *segment) {
     return block == NULL;
 }
 
-/* Choose the layout's range. What is in use in one may stay for long, such as the weights of a model
- * that was made while there was a layout: it would be in the way in each step. */
+/* Choose the layout's range. What is in use in one may stay for long, such as the weights of a
+ * model that was made while there was a layout: it would be in the way in each step. */
 static sk_status range_choose(sk_pool *pool, size_t height_bytes) SK_REQUIRES(pool->lock) {
     for (sk__segment *each = pool->segments; each != NULL; each = each->next) {
         if (each->arena == SK_PLANNED && each->nbytes >= height_bytes && is_unused(each)) {
