@@ -386,16 +386,3 @@ pools.add(id(allocators.installed_pool()))
 print(len(pools))
 """)
     assert output == "not installed\n1\n"
-
-
-@pytest.mark.promise("F15")
-def test_install_when_memory_is_reserved_for_other_code_then_the_pool_leaves_it(
-    installation: Installation,
-) -> None:
-    total = installation.total_bytes
-    swapkit.install(device="cpu", reserve=total - limit_above_reserved(installation, 8 * MIB))
-    torch.empty(4 * MIB, dtype=torch.uint8)
-    with pytest.raises(torch.OutOfMemoryError, match="budget"):
-        torch.empty(16 * MIB, dtype=torch.uint8)
-    swapkit.install(device="cpu")
-    torch.empty(16 * MIB, dtype=torch.uint8)

@@ -221,6 +221,7 @@ static sk_status range_open(sk_pool *pool, size_t height_bytes) SK_REQUIRES(pool
 
 static bool is_unused(const sk__segment *segment) {
     const sk__block *block = segment->first;
+    sk_assert(block != NULL && block->address == segment->address && block->left == NULL);
     while (block != NULL && block->state != SK_IN_USE && block->state != SK_PENDING) {
         block = block->right;
     }
@@ -232,12 +233,14 @@ static bool is_unused(const sk__segment *segment) {
 static sk_status range_choose(sk_pool *pool, size_t height_bytes) SK_REQUIRES(pool->lock) {
     for (sk__segment *each = pool->segments; each != NULL; each = each->next) {
         if (each->arena == SK_PLANNED && each->nbytes >= height_bytes && is_unused(each)) {
+            sk_assert(each->starts.firsts != NULL); /* places are looked up by address */
             pool->lives.range = each;
             return SK_OK;
         }
     }
     const sk__segment *former = pool->lives.range;
     sk_status status = range_open(pool, height_bytes);
+    sk_assert(status != SK_OK || pool->lives.range->nbytes >= height_bytes);
     bool serves = former != NULL && former->nbytes >= height_bytes;
     return serves ? SK_OK : status; /* without more addresses, in the former one */
 }

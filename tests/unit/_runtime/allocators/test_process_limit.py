@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import TYPE_CHECKING
 
+import pytest
+import torch
+
+import swapkit
 from swapkit._runtime.allocators.process_limit import ProcessLimit
 from swapkit.errors import InvalidArgument
-from tests.support import MIB
+from tests.support import MIB, limit_above_reserved
+
+if TYPE_CHECKING:
+    from swapkit._runtime.allocators.installed_pool import Installation
 
 TOTAL = 1000 * MIB
 
@@ -49,3 +56,16 @@ def test_limit_when_an_amount_is_wrong_then_it_is_named(
 ) -> None:
     with pytest.raises(InvalidArgument, match=f"{name}='much'"):
         ProcessLimit(limit=limit, reserve=reserve).check()
+
+
+@pytest.mark.promise("F15")
+def test_install_when_memory_is_reserved_for_other_code_then_the_pool_leaves_it(
+    installation: Installation,
+) -> None:
+    total = installation.total_bytes
+    swapkit.install(device="cpu", reserve=total - limit_above_reserved(installation, 8 * MIB))
+    torch.empty(4 * MIB, dtype=torch.uint8)
+    with pytest.raises(torch.OutOfMemoryError, match="budget"):
+        torch.empty(16 * MIB, dtype=torch.uint8)
+    swapkit.install(device="cpu")
+    torch.empty(16 * MIB, dtype=torch.uint8)
