@@ -10,7 +10,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
 from swapkit.ir.allocations import spans_of
-from swapkit.simulation.allocators.layout import ROUNDING_BYTES
+from swapkit.simulation.allocators.rounding import ROUNDING_BYTES
 from swapkit.units import round_up
 
 if TYPE_CHECKING:
@@ -92,10 +92,11 @@ def _draw_panel(panel: Axes, report: AllocatorReport, spans: Spans, events: int)
     outcome = report.free if report.within is None else report.within
     last = events if outcome.failure is None else outcome.failure.event
     sizes = [round_up(nbytes, ROUNDING_BYTES) for nbytes in spans.nbytes]
-    drawn = squeeze_addresses(list(zip(outcome.addresses, sizes, strict=False)))
+    taken = [block for block, address in enumerate(outcome.addresses) if address is not None]
+    drawn = squeeze_addresses([(outcome.addresses[block] or 0, sizes[block]) for block in taken])
     shapes: list[list[tuple[float, float]]] = []
     colours: list[str] = []
-    for block, bottom in enumerate(drawn):
+    for block, bottom in zip(taken, drawn, strict=True):
         start, end = spans.starts[block], min(spans.ends[block], last)
         low, high = bottom / _GIB, (bottom + sizes[block]) / _GIB
         shapes.append([(start, low), (start, high), (end, high), (end, low)])
@@ -105,7 +106,7 @@ def _draw_panel(panel: Axes, report: AllocatorReport, spans: Spans, events: int)
     panel.set_title(_title_of(report.name, outcome), loc="left", fontsize="medium")
     if outcome.failure is not None:
         panel.axvline(last, color="#d62728", linewidth=1.2)
-    return max((bottom + size for bottom, size in zip(drawn, sizes, strict=False)), default=1)
+    return max((at + sizes[block] for block, at in zip(taken, drawn, strict=True)), default=1)
 
 
 def _title_of(name: str, outcome: ReplayOutcome) -> str:

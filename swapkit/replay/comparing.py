@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from swapkit.ir.allocations import AllocationEventKind, max_live_bytes
-from swapkit.replay.planning import plan_addresses
+from swapkit.replay.planned_pool import PlannedPool
 from swapkit.reporting.replays import AllocatorReport, TraceDemand
 from swapkit.simulation.allocators import ExpandableAllocator, NativeAllocator, replay
-from swapkit.simulation.allocators.layout import ROUNDING_BYTES, LayoutAllocator
 from swapkit.simulation.allocators.pool import ReplayedPool
+from swapkit.simulation.allocators.rounding import ROUNDING_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from swapkit.ir.allocations import AllocationTrace
-    from swapkit.simulation.allocators.replaying import ReplayedAllocator, ReplayOutcome
+    from swapkit.simulation.allocators.replaying import ReplayOutcome
 
 _SEARCH_STEPS = 8  # halvings between what is live and what an allocator reserves without a limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """An allocator to compare: how to make one with a budget (None: no limit)."""
+    """An allocator to compare. `run` replays a trace within a budget (None: no limit)."""
 
     key: str
     name: str
-    make: Callable[[int | None], ReplayedAllocator]
-    lower_bound_bytes: int | None = None  # of planned addresses
+    run: Callable[[int | None], ReplayOutcome]
+    planned: PlannedPool | None = None
 
 
 def measure_demand(trace: AllocationTrace) -> TraceDemand:
@@ -51,31 +52,21 @@ def measure_demand(trace: AllocationTrace) -> TraceDemand:
     )
 
 
-def list_candidates(trace: AllocationTrace) -> list[Candidate]:
-    """Return torch's allocators, the pool, and addresses planned for the trace."""
-    planned = plan_addresses(trace)
+def list_candidates(trace: AllocationTrace, planned: PlannedPool) -> list[Candidate]:
+    """Return torch's allocators, the pool, and the pool with addresses planned for the trace."""
     return [
         Candidate(
             key="torch_native",
             name="torch",
-            make=lambda budget: NativeAllocator(budget_bytes=budget),
+            run=lambda budget: replay(trace, NativeAllocator(budget_bytes=budget)),
         ),
         Candidate(
             key="torch_expandable",
             name="torch, expandable segments",
-            make=lambda budget: ExpandableAllocator(budget_bytes=budget),
+            run=lambda budget: replay(trace, ExpandableAllocator(budget_bytes=budget)),
         ),
-        Candidate(
-            key="pool",
-            name="swapkit's pool",
-            make=lambda budget: ReplayedPool(budget_bytes=budget),
-        ),
-        Candidate(
-            key="planned",
-            name="planned addresses",
-            make=lambda budget: LayoutAllocator(planned.offsets, budget_bytes=budget),
-            lower_bound_bytes=planned.lower_bound_bytes,
-        ),
+        Candidate(key="pool", name="swapkit's pool", run=partial(_run_pool, trace)),
+        Candidate(key="planned", name="planned addresses", run=planned.run, planned=planned),
     ]
 
 
@@ -89,10 +80,11 @@ def compare_allocators(
         budget_bytes: the memory of the device for the second replay; None: there is none.
         search_least: also find the least budget that serves the trace.
     """
-    return [
-        _report(trace, candidate, budget_bytes, search_least)
-        for candidate in list_candidates(trace)
-    ]
+    with closing(PlannedPool(trace)) as planned:
+        return [
+            _report(trace, candidate, budget_bytes, search_least)
+            for candidate in list_candidates(trace, planned)
+        ]
 
 
 def _report(
@@ -101,36 +93,38 @@ def _report(
     budget_bytes: int | None,
     search_least: bool,  # noqa: FBT001 - as `compare_allocators` got it by keyword
 ) -> AllocatorReport:
-    free = _run(trace, candidate, None)
+    free = candidate.run(None)
+    least_bytes = None
+    if search_least:
+        fails = max_live_bytes(trace, rounding=ROUNDING_BYTES) - 1
+        least_bytes = _find_least(candidate, free.peak_reserved_bytes, fails)
     return AllocatorReport(
         key=candidate.key,
         name=candidate.name,
         free=free,
-        within=None if budget_bytes is None else _run(trace, candidate, budget_bytes),
-        least_bytes=_find_least(trace, candidate, free) if search_least else None,
-        lower_bound_bytes=candidate.lower_bound_bytes,
+        within=None if budget_bytes is None else candidate.run(budget_bytes),
+        least_bytes=least_bytes,
+        is_planned=candidate.planned is not None,
+        layout=None if candidate.planned is None else candidate.planned.layout,
     )
 
 
-def _run(trace: AllocationTrace, candidate: Candidate, budget_bytes: int | None) -> ReplayOutcome:
-    allocator = candidate.make(budget_bytes)
-    with closing(allocator) if isinstance(allocator, ReplayedPool) else nullcontext():
-        return replay(trace, allocator)
+def _run_pool(trace: AllocationTrace, budget_bytes: int | None) -> ReplayOutcome:
+    with closing(ReplayedPool(budget_bytes=budget_bytes)) as pool:
+        return replay(trace, pool)
 
 
-def _find_least(trace: AllocationTrace, candidate: Candidate, free: ReplayOutcome) -> int:
+def _find_least(candidate: Candidate, fits: int, fails: int) -> int:
     """Return the least budget found that serves a trace, by halving the range in question.
 
     An allocator that runs without a limit never needs more than it reserves then. Less may do,
     because an allocator gives cached memory back before it fails.
     """
-    fits = free.peak_reserved_bytes
-    fails = max_live_bytes(trace, rounding=ROUNDING_BYTES) - 1
     for _ in range(_SEARCH_STEPS):
         tried = (fits + fails) // 2
         if tried <= fails:
             break
-        if _run(trace, candidate, tried).failure is None:
+        if candidate.run(tried).failure is None:
             fits = tried
         else:
             fails = tried

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def _encode_report(report: AllocatorReport, demand: TraceDemand) -> dict[str, ob
         "name": report.name,
         "external": report.external(demand),
         "layout_excess": report.layout_excess,
+        "layout": None if report.layout is None else asdict(report.layout),
         "active_utilisation": report.active_utilisation,
         "requested_utilisation": report.requested_utilisation(demand),
         **_encode_outcome(report.free),

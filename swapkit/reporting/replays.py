@@ -43,6 +43,31 @@ class TraceDemand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutReport:
+    """Planned addresses, and how the requests of a step without a limit were served."""
+
+    height_bytes: int
+    lower_bound_bytes: int  # no layout of these blocks is lower
+    hits: int  # at the planned address
+    hit_bytes: int
+    misses: int  # planned, but not free
+    missed_bytes: int
+    unplanned: int
+    unplanned_bytes: int
+    maps: int  # granules of memory that were mapped at an address
+
+    @property
+    def requests(self) -> int:
+        """The number of requests."""
+        return self.hits + self.misses + self.unplanned
+
+    @property
+    def hit_share(self) -> float:
+        """The share of bytes that lie as planned."""
+        return self.hit_bytes / (self.hit_bytes + self.missed_bytes + self.unplanned_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatorReport:
     """One allocator: its outcome without a limit, and within the budget (None: no budget)."""
 
@@ -51,7 +76,8 @@ class AllocatorReport:
     free: ReplayOutcome
     within: ReplayOutcome | None = None
     least_bytes: int | None = None  # the least budget that serves the trace; None: not searched
-    lower_bound_bytes: int | None = None  # of planned addresses: no layout is lower
+    is_planned: bool = False
+    layout: LayoutReport | None = None  # of planned addresses; None: the step got none
 
     def external(self, demand: TraceDemand) -> float:
         """Return the external fragmentation: reserved / most live in blocks of 512 bytes - 1."""
@@ -59,17 +85,20 @@ class AllocatorReport:
 
     @property
     def layout_excess(self) -> float | None:
-        """The height of a layout / its lower bound - 1; None: not planned."""
-        if self.lower_bound_bytes is None:
+        """The height of a layout / its lower bound - 1; None: there is no layout."""
+        if self.layout is None:
             return None
-        return self.free.peak_reserved_bytes / self.lower_bound_bytes - 1
+        return self.layout.height_bytes / self.layout.lower_bound_bytes - 1
 
     @property
     def unused_bytes(self) -> int:
-        """What is reserved and cannot be used: `stranded_bytes`, or what a layout is too high."""
-        if self.lower_bound_bytes is None:
-            return self.free.stranded_bytes
-        return self.free.peak_reserved_bytes - self.lower_bound_bytes
+        """What is reserved and cannot be used: `stranded_bytes`, or what a plan reserves too much.
+
+        A planned step reserves all along what it needs at its peak.
+        """
+        if self.is_planned:
+            return self.free.peak_reserved_bytes - self.free.peak_allocated_bytes
+        return self.free.stranded_bytes
 
     @property
     def active_utilisation(self) -> float:
@@ -97,7 +126,9 @@ def format_replay(
         heads.append(f"within {format_bytes(budget_bytes)}")
     lines = [*_describe(trace, demand), ""]
     lines.append(format_table(heads, [_row(each, demand) for each in reports]))
-    for part in ([line for each in reports for line in _failure(trace, each)], _advise(reports)):
+    layouts = [line for each in reports for line in _describe_layout(each)]
+    failures = [line for each in reports for line in _failure(trace, each)]
+    for part in (layouts, failures, _advise(reports)):
         lines += ["", *part] if part else []
     return "\n".join(lines)
 
@@ -134,6 +165,20 @@ def _row(report: AllocatorReport, demand: TraceDemand) -> list[str]:
     return row
 
 
+def _describe_layout(report: AllocatorReport) -> list[str]:
+    """Return how the requests of a step were served at planned addresses."""
+    if not report.is_planned:
+        return []
+    layout = report.layout
+    if layout is None:
+        return [f"{report.name}: the step gets none, because too few of its bytes repeat or are of "
+                "one stream"]  # fmt: skip
+    return [
+        f"{report.name}: {layout.hits} of {layout.requests} requests of a step lie as planned "
+        f"({layout.hit_share:.2%} of the bytes), which maps {layout.maps} granules"
+    ]
+
+
 def _failure(trace: AllocationTrace, report: AllocatorReport) -> list[str]:
     """Return where an allocator fails within the budget."""
     failure = None if report.within is None else report.within.failure
@@ -155,7 +200,7 @@ def _advise(reports: Sequence[AllocatorReport]) -> list[str]:
         (outcome.stranded_bytes, each.name)
         for each in reports
         for outcome in (each.free, each.within)
-        if outcome is not None and each.lower_bound_bytes is None
+        if outcome is not None and not each.is_planned
     ]
     most, name = max(outcomes, key=lambda found: found[0], default=(0, ""))
     if most <= LEAST_ADVICE_BYTES:

@@ -16,7 +16,7 @@ import numpy as np
 from swapkit.ir.plans import Action
 from swapkit.ir.traces import BEFORE
 from swapkit.planning.layout.values import Lifetimes
-from swapkit.simulation.allocators.layout import ROUNDING_BYTES
+from swapkit.simulation.allocators.rounding import ROUNDING_BYTES
 from swapkit.simulation.timeline import lower_for
 from swapkit.units import round_up
 

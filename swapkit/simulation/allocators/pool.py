@@ -28,26 +28,26 @@ class ReplayedPool:
         self, *, budget_bytes: int | None = None, granule_bytes: int = GRANULE_BYTES
     ) -> None:
         self._backend = Backend.cpu(capacity_bytes=_CAPACITY_BYTES, granule_bytes=granule_bytes)
-        self._pool = Pool(self._backend, budget_bytes=budget_bytes or 0)
+        self.pool = Pool(self._backend, budget_bytes=budget_bytes or 0)
         self._streams: dict[int, Stream | None] = {0: None}
         self._in_use: set[int] = set()
 
     @property
     def reserved_bytes(self) -> int:
         """The bytes that the pool holds of the device's memory."""
-        return self._pool.reserved_bytes()
+        return self.pool.reserved_bytes()
 
     @property
     def allocated_bytes(self) -> int:
         """The bytes of the blocks in use."""
-        return self._pool.in_use_bytes()
+        return self.pool.in_use_bytes()
 
     def take(self, nbytes: int, stream: int = 0) -> int | None:
         """Return the address of a block; None: there is no memory for it."""
         if stream not in self._streams:
             self._streams[stream] = self._backend.stream()
         try:
-            address = self._pool.take(nbytes, self._streams[stream])
+            address = self.pool.take(nbytes, self._streams[stream])
         except (OverBudget, OutOfDeviceMemory):
             return None
         self._in_use.add(address)
@@ -55,18 +55,18 @@ class ReplayedPool:
 
     def give(self, address: int) -> None:
         """Take back the block at an address."""
-        self._pool.give(address)
+        self.pool.give(address)
         self._in_use.discard(address)
 
     def end_step(self) -> None:
         """Tell the pool that a step ends: the next one is expected to make the same requests."""
-        self._pool.note(RingKind.MARK)
+        self.pool.note(RingKind.MARK)
 
     def close(self) -> None:
         """Give all blocks and the memory back."""
         while self._in_use:
-            self._pool.give(self._in_use.pop())
-        self._pool.close()
+            self.pool.give(self._in_use.pop())
+        self.pool.close()
         for stream in self._streams.values():
             if stream is not None:
                 stream.close()

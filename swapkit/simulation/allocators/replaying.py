@@ -82,7 +82,7 @@ class ReplayOutcome:
     peak_allocated_bytes: int
     stranded_bytes: int
     failure: Failure | None = None
-    addresses: tuple[int, ...] = ()  # of each block that was taken
+    addresses: tuple[int | None, ...] = ()  # of each block; None, or no value: it was not taken
 
     def __repr__(self) -> str:
         """Return one line without the addresses."""
@@ -93,17 +93,19 @@ class ReplayOutcome:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Peaks:
+class ReplayFigures:
     """The figures of a replay so far."""
 
     reserved: int = 0
     allocated: int = 0
     stranded: int = 0
     last_reserved: int = 0
-    addresses: list[int] = field(default_factory=list)
+    addresses: list[int | None] = field(default_factory=list)
 
-    def note(self, allocator: ReplayedAllocator) -> None:
-        """Look at the allocator after a take."""
+    def note(self, allocator: ReplayedAllocator, block: int, address: int) -> None:
+        """Look at the allocator after it has served a block."""
+        self.addresses += [None] * (block + 1 - len(self.addresses))
+        self.addresses[block] = address
         reserved, allocated = allocator.reserved_bytes, allocator.allocated_bytes
         self.allocated = max(self.allocated, allocated)
         if reserved > self.last_reserved:
@@ -176,7 +178,7 @@ def _replay(
     allocator: ReplayedAllocator,
 ) -> ReplayOutcome:
     """Take block `m` for each move `m` of at least 0, and give block `~m` for others."""
-    peaks = _Peaks()
+    figures = ReplayFigures()
     at: dict[int, int] = {}
     end_step = getattr(allocator, "end_step", None)
     for number, move in enumerate(moves):
@@ -188,14 +190,16 @@ def _replay(
         else:
             address = allocator.take(nbytes[move], streams[move])
             if address is None:
-                return peaks.outcome(_fail(allocator, number, move, nbytes[move]))
+                return figures.outcome(describe_failure(allocator, number, move, nbytes[move]))
             at[move] = address
-            peaks.addresses.append(address)
-            peaks.note(allocator)
-    return peaks.outcome(None)
+            figures.note(allocator, move, address)
+    return figures.outcome(None)
 
 
-def _fail(allocator: ReplayedAllocator, event: int, block: int, asked_bytes: int) -> Failure:
+def describe_failure(
+    allocator: ReplayedAllocator, event: int, block: int, asked_bytes: int
+) -> Failure:
+    """Return a request that an allocator could not serve, right after the attempt."""
     return Failure(
         event=event,
         block=block,

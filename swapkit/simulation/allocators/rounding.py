@@ -1,4 +1,4 @@
-"""How torch's allocator rounds requests, and the segments that it asks the device for.
+"""How allocators round requests, and the segments that torch's asks the device for.
 
 Source:
     c10/core/AllocatorConfig.h, the constants and `roundup_power2_divisions`;
@@ -21,6 +21,7 @@ SMALL_SEGMENT_BYTES = 2 * MIB  # kSmallBuffer
 LARGE_SEGMENT_BYTES = 20 * MIB  # large_segment_size(), which was kLargeBuffer
 MIN_LARGE_BYTES = 10 * MIB  # kMinLargeAlloc: from here on a segment of the request's own size
 LARGE_ROUNDING_BYTES = 2 * MIB  # kRoundLarge
+ROUNDING_BYTES = 512  # of swapkit's pool: SK_ROUND_BYTES in pool.h
 _FIRST_DIVISION = 20  # log2 of the first interval of divisions, 1 MiB
 _DIVISIONS = 16
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from swapkit.reporting.replays import AllocatorReport, TraceDemand, format_replay
+from swapkit.reporting.replays import AllocatorReport, LayoutReport, TraceDemand, format_replay
 from swapkit.simulation.allocators import Failure, ReplayOutcome
 from tests.unit.ir.values import ALLOCATIONS
 
@@ -29,8 +29,13 @@ PLANNED = AllocatorReport(
     free=ReplayOutcome(
         peak_reserved_bytes=int(10.2 * GIB), peak_allocated_bytes=10 * GIB, stranded_bytes=9 * GIB
     ),
-    lower_bound_bytes=10 * GIB + 64 * MIB,
-)
+    is_planned=True,
+    layout=LayoutReport(
+        height_bytes=int(10.2 * GIB), lower_bound_bytes=10 * GIB + 64 * MIB,
+        hits=40, hit_bytes=30 * GIB, misses=2, missed_bytes=GIB,
+        unplanned=1, unplanned_bytes=GIB, maps=3,
+    ),
+)  # fmt: skip
 FAILURE = Failure(
     event=4,
     block=1,
@@ -55,7 +60,10 @@ requested/reserved  unused
 torch                              12.00 GiB  11.00 GiB  +19.25%   91.7%               \
 83.3%               900.00 MiB
 planned addresses (layout +1.37%)  10.20 GiB  10.00 GiB  +1.37%    98.0%               \
-98.0%               140.80 MiB"""
+98.0%               204.80 MiB
+
+planned addresses: 40 of 43 requests of a step lie as planned (93.75% of the bytes), which maps 3 \
+granules"""
     )
 
 
@@ -65,12 +73,22 @@ def test_text_when_a_budget_is_too_small_then_where_and_what_is_held() -> None:
     failing = dataclasses.replace(TORCH, within=within)
     fitting = dataclasses.replace(PLANNED, within=PLANNED.free)
     text = format_replay(ALLOCATIONS, DEMAND, [failing, fitting], budget_bytes=60 * GIB)
-    *_, torch, planned, _, failure = text.splitlines()
+    *_, torch, planned, _, _, _, failure = text.splitlines()
     assert torch.endswith("out of memory")
     assert planned.endswith("fits")
     assert failure == (
         "torch: out of memory at event 4 of 6: 3.30 GiB requested in forward (model.py:12); "
         "56.60 GiB reserved, 53.87 GiB allocated"
+    )
+
+
+def test_text_when_a_step_gets_no_layout_then_why() -> None:
+    report = dataclasses.replace(PLANNED, layout=None)
+    text = format_replay(ALLOCATIONS, DEMAND, [TORCH, report])
+    assert "(layout" not in text
+    assert text.splitlines()[-1] == (
+        "planned addresses: the step gets none, because too few of its bytes repeat or are of one "
+        "stream"
     )
 
 

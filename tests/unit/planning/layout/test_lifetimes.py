@@ -15,7 +15,7 @@ from swapkit.ir.traces import Operator, Phase, Storage, Trace
 from swapkit.planning.layout import twin
 from swapkit.planning.layout.lifetimes import NO_STORAGE, find_lifetimes
 from swapkit.planning.planner import make_plan
-from swapkit.simulation.allocators.layout import ROUNDING_BYTES
+from swapkit.simulation.allocators.rounding import ROUNDING_BYTES
 from swapkit.simulation.timeline import simulate
 from tests.support.random_traces import random_trace
 

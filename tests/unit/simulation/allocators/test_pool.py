@@ -20,7 +20,7 @@ GIB = 1 << 30
 def test_pool_when_there_is_no_limit_then_figures_are_the_pool_s() -> None:
     allocator = ReplayedPool()
     outcome = replay(HOLES, allocator)
-    stats = allocator._pool.stats()
+    stats = allocator.pool.stats()
     assert outcome.failure is None
     assert outcome.peak_allocated_bytes == stats["allocated_bytes.all.peak"] == 130 * MIB
     assert outcome.peak_reserved_bytes == stats["reserved_bytes.all.peak"]
@@ -37,7 +37,7 @@ def test_pool_when_free_memory_is_in_pieces_then_moved_together() -> None:
     outcome = replay(trace, allocator)
     assert outcome.failure is None
     assert outcome.peak_reserved_bytes <= 48 * MIB
-    allocator._pool.check()
+    allocator.pool.check()
     allocator.close()
 
 
@@ -58,7 +58,7 @@ def test_budget_when_reached_then_the_failure_and_the_pool_is_still_sound() -> N
     assert (outcome.failure.block, outcome.failure.asked_bytes) == (3, 30 * MIB)
     assert outcome.failure.allocated_bytes == 90 * MIB
     assert outcome.failure.reserved_bytes <= 100 * MIB
-    allocator._pool.check()
+    allocator.pool.check()
     allocator.close()  # with three blocks in use
 
 
@@ -68,7 +68,7 @@ def test_streams_when_there_are_several_then_each_is_one_of_the_backend() -> Non
     )
     allocator = ReplayedPool()
     assert replay(dataclasses.replace(HOLES, blocks=blocks), allocator).failure is None
-    assert len({block.stream for block in allocator._pool.blocks()}) == 3
+    assert len({block.stream for block in allocator.pool.blocks()}) == 3
     allocator.close()
 
 

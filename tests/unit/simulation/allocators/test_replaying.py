@@ -22,7 +22,6 @@ from swapkit.simulation.allocators import (
     native_peak,
     replay,
 )
-from swapkit.simulation.allocators.layout import LayoutAllocator
 from swapkit.simulation.allocators.rounding import MIB
 
 # Four blocks of 30 MiB, of which the first and third end; then 60 MiB, and 10 MiB in a hole.
@@ -72,11 +71,6 @@ def test_stranded_when_a_request_fails_in_pieces_then_what_is_free() -> None:
         assert outcome.failure is not None
         assert outcome.failure.allocated_bytes == 20 * MIB
         assert outcome.stranded_bytes == 20 * MIB
-    # The four that end first together, then the others: nothing is in pieces.
-    offsets = [5 * MIB * at for at in (0, 4, 1, 5, 2, 6, 3, 7)]
-    planned = replay(trace, LayoutAllocator([*offsets, 0], budget_bytes=40 * MIB))
-    assert planned.failure is None
-    assert planned.peak_reserved_bytes == 40 * MIB
 
 
 def test_streams_when_replayed_then_kept_apart() -> None:
@@ -118,12 +112,3 @@ def test_peaks_when_a_block_ends_as_another_begins_then_its_memory_serves() -> N
     lifetimes = SimpleNamespace(starts=[3, 0], ends=[5, 3], nbytes=[20 * MIB, 20 * MIB])
     assert native_peak(lifetimes) == 20 * MIB
     assert expandable_peak(lifetimes) == 20 * MIB
-
-
-def test_layout_when_within_its_height_then_reserved_up_to_the_highest_end() -> None:
-    offsets = [at * MIB for at in (0, 60, 30, 90, 0, 120)]
-    outcome = replay(HOLES, LayoutAllocator(offsets))
-    assert (outcome.peak_reserved_bytes, outcome.addresses) == (130 * MIB, tuple(offsets))
-    failure = replay(HOLES, LayoutAllocator(offsets, budget_bytes=125 * MIB)).failure
-    assert failure is not None
-    assert (failure.block, failure.reserved_bytes) == (5, 120 * MIB)

@@ -1,0 +1,202 @@
+"""The pool with planned addresses: a step that repeats, as a session serves it."""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING
+
+from swapkit._native.layout import NativeItems
+from swapkit._native.lives import TAG_BACKWARD, TAG_OPTIMIZER, Lives
+from swapkit._native.pool import set_tag
+from swapkit._runtime.allocators.pool_layout import PoolLayout
+from swapkit.errors import OverBudget
+from swapkit.ir.traces import Phase
+from swapkit.planning.beside import at_once
+from swapkit.planning.layout.steps import read_step
+from swapkit.replay.repeating import TAKE, find_repeated_step
+from swapkit.reporting.replays import LayoutReport
+from swapkit.simulation.allocators.pool import GRANULE_BYTES, ReplayedPool
+from swapkit.simulation.allocators.replaying import (
+    Failure,
+    ReplayFigures,
+    ReplayOutcome,
+    describe_failure,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from swapkit._native.lives import LayoutStats
+    from swapkit.ir.allocations import Allocation, AllocationTrace
+    from swapkit.replay.repeating import Move
+
+_MOST_STEPS = 8  # without a layout; a session makes one sooner, or this step gets none
+_LABELS = TAG_OPTIMIZER - 1  # bits of a tag for the call site
+_PHASES = {Phase.BACKWARD: TAG_BACKWARD, Phase.OPTIMIZER: TAG_OPTIMIZER}
+
+
+class PlannedPool:
+    """swapkit's pool after the step of a trace has repeated often enough to have a layout.
+
+    The first steps run without a limit: in training, a session then gives memory back as the pool
+    asks for it. The layout is made and kept by the code that does so for a session.
+    """
+
+    def __init__(self, trace: AllocationTrace, *, granule_bytes: int = GRANULE_BYTES) -> None:
+        """Repeat the step until its addresses are planned; a step may get no layout.
+
+        Args:
+            trace: with at least one block.
+            granule_bytes: unit of the device's memory.
+        """
+        self._trace = trace
+        self._step = find_repeated_step(trace)
+        self._tags = [_tag_of(block) for block in trace.blocks]
+        self._allocator = ReplayedPool(granule_bytes=granule_bytes)
+        self._lives = Lives(self._allocator.pool)
+        self._at: dict[int, int] = {}  # block -> its address
+        self.layout: LayoutReport | None = None  # of a step without a limit
+        self._layout = PoolLayout(self._allocator.pool)
+        self._layout.start(self)
+        with at_once():
+            self._prepare()
+
+    def run(self, budget_bytes: int | None = None) -> ReplayOutcome:
+        """Replay the step once more, within a budget, and return to the steps without a limit."""
+        pool = self._allocator.pool
+        figures = ReplayFigures()
+        failure: Failure | None
+        try:
+            pool.set_budget(budget_bytes or 0)
+        except OverBudget:
+            failure = self._find_first_above(budget_bytes or 0)
+            figures.reserved = figures.allocated = failure.reserved_bytes
+            has_begun = False
+        else:
+            figures.reserved = figures.last_reserved = self._allocator.reserved_bytes
+            failure = self._begin(figures) or self._play(self._step.moves, figures)
+            has_begun = True
+            pool.set_budget(0)
+        self._recover(has_failed=has_begun and failure is not None)
+        return figures.outcome(failure)
+
+    def close(self) -> None:
+        """Give all blocks and the memory back."""
+        self._layout.stop(self)
+        self._allocator.close()
+
+    # ---- steps -----------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        """Repeat the step until it lies as planned."""
+        self._play(self._step.present)
+        for _ in range(_MOST_STEPS):
+            self._play(self._step.moves)
+            self._end()
+            if self._layout.stats().height_bytes:
+                break
+            self._begin()
+        else:
+            self._play(self._step.moves)
+            self._allocator.end_step()
+            return
+        self._begin()
+        self._play(self._step.moves)
+        self._end()  # gives back what the layout replaces
+        before, maps = self._layout.stats(), self._allocator.pool.maps()
+        self._begin()
+        self._play(self._step.moves)
+        self._allocator.end_step()
+        if before.height_bytes:
+            after, maps = self._layout.stats(), self._allocator.pool.maps() - maps
+            self.layout = self._report(before, after, maps)
+
+    def _end(self) -> None:
+        self._allocator.end_step()
+        self._layout.end_step(is_settled=True)
+
+    def _begin(self, figures: ReplayFigures | None = None) -> Failure | None:
+        """Begin the step: what the former one left is given, or serves in this one."""
+        for block in self._step.dropped:
+            self._allocator.give(self._at.pop(block))
+        for block, former in self._step.handed.items():
+            self._at[block] = self._at.pop(former)
+        failure = self._play(self._step.renewed, figures)
+        if figures is not None:
+            for block, address in self._at.items():
+                figures.note(self._allocator, block, address)
+        return failure
+
+    def _recover(self, *, has_failed: bool) -> None:
+        """Return to steps that lie as planned, after one within a budget."""
+        self._allocator.end_step()
+        if has_failed:
+            for move in self._step.moves:
+                if move.block in self._at:
+                    self._allocator.give(self._at.pop(move.block))
+            self._play([move for move in self._step.present if move.block not in self._at])
+            self._play(self._step.moves)
+            self._allocator.end_step()
+        self._begin()
+        self._play(self._step.moves)
+        self._allocator.end_step()
+        self._lives.trim_unplanned()
+
+    def _play(self, moves: Iterable[Move], figures: ReplayFigures | None = None) -> Failure | None:
+        """Take and give blocks; return the first failure, which ends this."""
+        outer_tag = set_tag(0)
+        try:
+            for move in moves:
+                if move.kind is not TAKE:
+                    self._allocator.give(self._at.pop(move.block))
+                    continue
+                block = self._trace.blocks[move.block]
+                set_tag(self._tags[move.block])
+                address = self._allocator.take(block.nbytes, block.stream)
+                if address is None:
+                    return describe_failure(self._allocator, move.event, move.block, block.nbytes)
+                self._at[move.block] = address
+                if figures is not None:
+                    figures.note(self._allocator, move.block, address)
+        finally:
+            set_tag(outer_tag)
+        return None
+
+    # ---- figures ---------------------------------------------------------------------------------
+
+    def _report(self, before: LayoutStats, after: LayoutStats, maps: int) -> LayoutReport:
+        lifetimes = read_step(*self._lives.read()).lifetimes()
+        items = NativeItems(lifetimes.starts, lifetimes.ends, lifetimes.nbytes, None)
+        return LayoutReport(
+            height_bytes=after.height_bytes,
+            lower_bound_bytes=items.measure(),
+            hits=after.hits - before.hits,
+            hit_bytes=after.hit_bytes - before.hit_bytes,
+            misses=after.misses - before.misses,
+            missed_bytes=after.missed_bytes - before.missed_bytes,
+            unplanned=after.unplanned - before.unplanned,
+            unplanned_bytes=after.unplanned_bytes - before.unplanned_bytes,
+            maps=maps,
+        )
+
+    def _find_first_above(self, budget_bytes: int) -> Failure:
+        """Return the first block of those before the step that does not fit into the budget."""
+        in_use = 0
+        for move in self._step.present:
+            nbytes = self._trace.blocks[move.block].nbytes
+            if in_use + nbytes > budget_bytes:
+                break
+            in_use += nbytes
+        return Failure(
+            event=move.event,
+            block=move.block,
+            asked_bytes=nbytes,
+            reserved_bytes=in_use,
+            allocated_bytes=in_use,
+        )
+
+
+def _tag_of(block: Allocation) -> int:
+    """Return the tag of a block's call site, as the threads of a session have one."""
+    label = zlib.crc32(block.label.encode()) & _LABELS
+    return label | (_PHASES.get(block.phase, 0) if block.phase is not None else 0)
