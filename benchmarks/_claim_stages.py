@@ -7,13 +7,12 @@ budget is the peak of the second recording, plus the share that is free there.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch.utils.checkpoint import checkpoint
 
 from benchmarks._planner_instances import measure_memory
-from benchmarks._planner_models import SHAPES, Shape, build, make_inputs, run
+from benchmarks._planner_models import SHAPES, Shape, build, make_inputs, recompute_layers, run
 from swapkit.api.recording import record
 from swapkit.errors import InfeasibleBudget
 from swapkit.ir.machines import Machine
@@ -21,8 +20,6 @@ from swapkit.ir.pipelines import compose_pipeline
 from swapkit.planning.planner import make_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from swapkit.ir.timetables import ScheduleName
     from swapkit.ir.traces import Trace
 
@@ -66,8 +63,7 @@ def compose(stage: Stage, *, recompute: bool) -> Trace:
     for parameter in model.parameters():
         parameter.grad = torch.empty_like(parameter)
     if recompute:
-        for layer in model.layers:
-            layer.forward = _checkpointed(layer.forward)
+        recompute_layers(model)
     inputs = make_inputs(model, shape.width, batch=stage.batch, tokens=stage.tokens)
     recorded = record(lambda: run(model, inputs), model, hardware=HARDWARE)
     return compose_pipeline(
@@ -77,16 +73,6 @@ def compose(stage: Stage, *, recompute: bool) -> Trace:
         stage=0,
         microbatches=stage.microbatches,
     )
-
-
-def _checkpointed(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def checkpointed(*args: Any) -> torch.Tensor:
-        result: torch.Tensor = checkpoint(
-            forward, *args, use_reentrant=False, preserve_rng_state=False
-        )
-        return result
-
-    return checkpointed
 
 
 def simulate_claim(

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from benchmarks._planner_models import SHAPES, build, cut_layers, make_inputs, run
+from benchmarks._planner_models import (
+    SHAPES,
+    build,
+    cut_layers,
+    make_inputs,
+    recompute_layers,
+    run,
+)
 from swapkit.api.recording import record
 from swapkit.ir.machines import Machine
 from swapkit.ir.pipelines import compose_pipeline
@@ -23,7 +30,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One microbatch of a part of a model. `length`: its tokens, if fewer than `tokens`."""
+    """One microbatch of a part of a model. `length`: its tokens, if fewer than `tokens`.
+
+    `recompute`: whether `torch.utils.checkpoint` is around every layer.
+    """
 
     shape: str
     layers: int
@@ -33,6 +43,7 @@ class Part:
     is_first: bool = True
     is_last: bool = True
     hardware: str = "H100"
+    recompute: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +92,8 @@ def record_part(part: Part) -> Trace:
     model = build(shape, tokens=part.tokens, is_first=part.is_first, is_last=part.is_last)
     for parameter in model.parameters():
         parameter.grad = torch.empty_like(parameter)
+    if part.recompute:
+        recompute_layers(model)
     length = part.length or part.tokens
     inputs = make_inputs(model, shape.width, batch=part.batch, tokens=length)
     return record(lambda: run(model, inputs), model, hardware=part.hardware)

@@ -8,18 +8,26 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 DTYPE = torch.bfloat16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The size of a decoder; `experts`: experts per MLP, 0: none."""
+    """The size of a decoder; `experts`: experts per MLP, 0: none.
+
+    `shards`: devices that share each matrix, of which this is one (tensor parallelism): it has its
+    part of the heads, of the hidden units and of the vocabulary. Their sums need no memory.
+    """
 
     layers: int
     width: int
@@ -29,6 +37,7 @@ class Shape:
     vocabulary: int = 32000
     experts: int = 0
     experts_of_token: int = 2
+    shards: int = 1
 
 
 SHAPES = {
@@ -36,6 +45,9 @@ SHAPES = {
     "7b-gqa": Shape(layers=32, width=4096, heads=32, key_heads=8, hidden=14336),
     "13b": Shape(layers=40, width=5120, heads=40, key_heads=40, hidden=13824),
     "70b": Shape(layers=80, width=8192, heads=64, key_heads=8, hidden=28672),
+    "7b tp8": Shape(layers=32, width=4096, heads=32, key_heads=32, hidden=11008, shards=8),
+    "13b tp8": Shape(layers=40, width=5120, heads=40, key_heads=40, hidden=13824, shards=8),
+    "70b tp8": Shape(layers=80, width=8192, heads=64, key_heads=8, hidden=28672, shards=8),
     "moe": Shape(layers=32, width=4096, heads=32, key_heads=8, hidden=14336, experts=8),
     "tiny": Shape(layers=4, width=512, heads=4, key_heads=2, hidden=1408, vocabulary=1000),
     "tiny-moe": Shape(
@@ -55,14 +67,15 @@ class Attention(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.head = shape.width // shape.heads
-        narrow = shape.key_heads * self.head
-        self.query = nn.Linear(shape.width, shape.width, bias=False)
+        wide = shape.heads * self.head // shape.shards
+        narrow = shape.key_heads * self.head // shape.shards
+        self.query = nn.Linear(shape.width, wide, bias=False)
         self.key = nn.Linear(shape.width, narrow, bias=False)
         self.value = nn.Linear(shape.width, narrow, bias=False)
-        self.out = nn.Linear(shape.width, shape.width, bias=False)
+        self.out = nn.Linear(wide, shape.width, bias=False)
 
     def forward(self, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
-        batch, tokens, width = x.shape
+        batch, tokens, _ = x.shape
 
         def split(y: torch.Tensor) -> torch.Tensor:
             return y.view(batch, tokens, -1, self.head).transpose(1, 2)
@@ -74,7 +87,7 @@ class Attention(nn.Module):
         query, key, value = split(self.query(x)), split(self.key(x)), split(self.value(x))
         flash = torch.ops.aten._scaled_dot_product_flash_attention  # noqa: SLF001
         y = flash(turn(query), turn(key), value, 0.0, True)[0]  # noqa: FBT003
-        return cast("torch.Tensor", self.out(y.transpose(1, 2).reshape(batch, tokens, width)))
+        return cast("torch.Tensor", self.out(y.transpose(1, 2).reshape(batch, tokens, -1)))
 
 
 class Gated(nn.Module):
@@ -82,9 +95,10 @@ class Gated(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.gate = nn.Linear(shape.width, shape.hidden, bias=False)
-        self.up = nn.Linear(shape.width, shape.hidden, bias=False)
-        self.down = nn.Linear(shape.hidden, shape.width, bias=False)
+        hidden = shape.hidden // shape.shards
+        self.gate = nn.Linear(shape.width, hidden, bias=False)
+        self.up = nn.Linear(shape.width, hidden, bias=False)
+        self.down = nn.Linear(hidden, shape.width, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return cast("torch.Tensor", self.down(functional.silu(self.gate(x)) * self.up(x)))
@@ -141,10 +155,11 @@ class Decoder(nn.Module):
     def __init__(self, shape: Shape, *, tokens: int, is_first: bool, is_last: bool) -> None:
         super().__init__()
         draw = random.Random(0)
-        self.embedding = nn.Embedding(shape.vocabulary, shape.width) if is_first else None
+        vocabulary = shape.vocabulary // shape.shards
+        self.embedding = nn.Embedding(vocabulary, shape.width) if is_first else None
         self.layers = nn.ModuleList(Layer(shape, draw) for _ in range(shape.layers))
         self.norm = nn.LayerNorm(shape.width, bias=False) if is_last else None
-        self.head = nn.Linear(shape.width, shape.vocabulary, bias=False) if is_last else None
+        self.head = nn.Linear(shape.width, vocabulary, bias=False) if is_last else None
         head = shape.width // shape.heads
         self.register_buffer("cosine", torch.empty(tokens, head))
         self.register_buffer("sine", torch.empty(tokens, head))
@@ -167,6 +182,22 @@ def build(shape: Shape, *, tokens: int, is_first: bool = True, is_last: bool = T
     with torch.device("meta"):
         model = Decoder(shape, tokens=tokens, is_first=is_first, is_last=is_last)
     return model.to(DTYPE).train()
+
+
+def recompute_layers(model: Decoder) -> None:
+    """Put `torch.utils.checkpoint` around every layer."""
+    for layer in model.layers:
+        layer.forward = _checkpointed(layer.forward)
+
+
+def _checkpointed(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def checkpointed(*args: Any) -> torch.Tensor:
+        result: torch.Tensor = checkpoint(
+            forward, *args, use_reentrant=False, preserve_rng_state=False
+        )
+        return result
+
+    return checkpointed
 
 
 def make_inputs(model: Decoder, width: int, *, batch: int, tokens: int) -> dict[str, Any]:

@@ -1,0 +1,154 @@
+"""Memory that planned addresses save, for the models of the seed document on fragmentation (S4).
+
+1. The document's configurations of Llama 2 7B, 13B and 70B, of one of their devices, without and
+   with recomputing every layer, recorded on the meta device (`_fragmentation_traces.py`). Their
+   requests go through a model of torch's allocator with its default settings, the same with
+   expandable segments, and swapkit's pool without and with planned addresses: what each reserves
+   without a limit, and the least memory that it needs (`fits from`). The document claims 0.31 to
+   2.19 GB.
+2. A step of varying lengths, within a budget that only planned addresses fit into. Torch's
+   allocator fails with more than 1 GiB reserved and not allocated.
+
+`python -m swapkit replay` does the same for any trace: docs/replay.md.
+
+`--json FILE` writes one flat object: `7b_4k_batch4_live_gib`, and for each of `torch_native`,
+`torch_expandable`, `pool` and `planned` `7b_4k_batch4_planned_reserved_gib` and `_least_gib`, ...;
+`saved_gib_most`, `saved_gib_least` and `saved_gib_median` are over all configurations, against
+torch's allocator; `example_...` is of the second part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks._fragmentation_traces import (
+    EXAMPLE,
+    QUICK_EXAMPLE,
+    list_configurations,
+    list_quick_configurations,
+)
+from swapkit.replay.comparing import compare_allocators, measure_demand
+from swapkit.reporting.replays import format_replay
+from swapkit.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from benchmarks._fragmentation_traces import Configuration, VaryingLengths
+    from swapkit.reporting.replays import AllocatorReport
+
+GIB = 1 << 30
+NATIVE, EXPANDABLE, POOL, PLANNED = KEYS = ("torch_native", "torch_expandable", "pool", "planned")
+Figures = dict[str, "float | int | bool | None"]
+
+
+def show_heads() -> str:
+    """Return the heads of the table, whose columns are GiB."""
+    least = "".join(f" {name:>9}" for name in ("torch", "expand.", "pool", "planned"))
+    return (
+        f"{'GiB':<25} {'live':>7} {least}  {'torch -':>8} {'pool -':>8}  {least[1:]}\n"
+        f"{'':<25} {'':>7} {'reserved':>10}{'':>31} {'planned':>8} {'planned':>8}  {'fits from':>9}"
+    )
+
+
+def show_row(name: str, figures: Figures, key: str) -> str:
+    """Return the row of a configuration."""
+
+    def of(allocator: str, amount: str) -> float:
+        value = figures[f"{key}_{allocator}_{amount}_gib"]
+        assert value is not None
+        return value
+
+    reserved = "".join(f" {of(each, 'reserved'):>9.2f}" for each in KEYS)
+    least = "".join(f" {of(each, 'least'):>9.2f}" for each in KEYS)
+    saved = [of(each, "reserved") - of(PLANNED, "reserved") for each in (NATIVE, POOL)]
+    return (
+        f"{name:<25} {figures[f'{key}_live_gib']:>7.2f} {reserved}  {saved[0]:>8.2f} "
+        f"{saved[1]:>8.2f}  {least[1:]}"
+    )
+
+
+def measure(configuration: Configuration) -> Figures:
+    """Return the figures of a configuration."""
+    trace = configuration.trace()
+    demand = measure_demand(trace)
+    figures: Figures = {f"{configuration.key}_live_gib": demand.max_live_rounded_bytes / GIB}
+    for report in compare_allocators(trace, search_least=True):
+        name = f"{configuration.key}_{report.key}"
+        figures[f"{name}_reserved_gib"] = report.free.peak_reserved_bytes / GIB
+        figures[f"{name}_least_gib"] = (report.least_bytes or 0) / GIB
+        if report.layout is not None:
+            figures[f"{name}_hit_share"] = report.layout.hit_share
+    return figures
+
+
+def measure_all(configurations: Iterable[Configuration]) -> Figures:
+    """Measure each configuration, and print its row."""
+    print(show_heads())
+    figures: Figures = {}
+    saved = []
+    for each in configurations:
+        row = measure(each)
+        print(show_row(each.name, row, each.key), flush=True)
+        native, planned = (row[f"{each.key}_{name}_reserved_gib"] for name in (NATIVE, PLANNED))
+        assert native is not None
+        assert planned is not None
+        saved.append(native - planned)
+        figures |= row
+    return figures | {
+        "configurations": len(saved),
+        "saved_gib_least": min(saved),
+        "saved_gib_median": statistics.median(saved),
+        "saved_gib_most": max(saved),
+    }
+
+
+def choose_budget(reports: Sequence[AllocatorReport]) -> int:
+    """Return a budget between what planned addresses need and what the next best needs."""
+    least = {each.key: each.least_bytes or 0 for each in reports}
+    others = min(least[key] for key in KEYS if key != PLANNED)
+    return (least[PLANNED] + others) // 2
+
+
+def measure_example(example: VaryingLengths) -> Figures:
+    """Print how the example of varying lengths ends, and return its figures."""
+    trace = example.trace()
+    budget_bytes = choose_budget(compare_allocators(trace, search_least=True))
+    reports = compare_allocators(trace, budget_bytes=budget_bytes, search_least=True)
+    print(f"\nvarying lengths, within {format_bytes(budget_bytes)}")
+    print(format_replay(trace, measure_demand(trace), reports, budget_bytes=budget_bytes))
+    figures: Figures = {"example_budget_gib": budget_bytes / GIB}
+    for report in reports:
+        assert report.within is not None
+        failure = report.within.failure
+        name = f"example_{report.key}"
+        figures[f"{name}_reserved_gib"] = report.free.peak_reserved_bytes / GIB
+        figures[f"{name}_least_gib"] = (report.least_bytes or 0) / GIB
+        figures[f"{name}_fits"] = failure is None
+        figures[f"{name}_unused_gib"] = (
+            None if failure is None else (failure.reserved_bytes - failure.allocated_bytes) / GIB
+        )
+    return figures
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print, and write the figures."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a few tiny steps")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
+    options = parser.parse_args(arguments)
+    figures = measure_all(list_quick_configurations() if options.quick else list_configurations())
+    figures |= measure_example(QUICK_EXAMPLE if options.quick else EXAMPLE)
+    if options.json is not None:
+        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
