@@ -14,7 +14,8 @@
 `--json FILE` writes one flat object: `7b_4k_batch4_live_gib`, and for each of `torch_native`,
 `torch_expandable`, `pool` and `planned` `7b_4k_batch4_planned_reserved_gib` and `_least_gib`, ...;
 `saved_gib_most`, `saved_gib_least` and `saved_gib_median` are over all configurations, against
-torch's allocator; `example_...` is of the second part.
+torch's allocator; `example_...` is of the second part, in which `example_torch_native_unused_gib`
+is what was reserved and not allocated when it failed.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import argparse
 import json
 import statistics
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,15 +48,16 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 NATIVE, EXPANDABLE, POOL, PLANNED = KEYS = ("torch_native", "torch_expandable", "pool", "planned")
-Figures = dict[str, "float | int | bool | None"]
+Figures = dict[str, float]
 
 
 def show_heads() -> str:
     """Return the heads of the table, whose columns are GiB."""
-    least = "".join(f" {name:>9}" for name in ("torch", "expand.", "pool", "planned"))
+    names = "".join(f" {name:>8}" for name in ("torch", "expand.", "pool", "planned"))
+    groups = (f"{'reserved, GiB':>36}", f"{'saved against':>17}", f"{'fits from, GiB':>36}")
     return (
-        f"{'GiB':<25} {'live':>7} {least}  {'torch -':>8} {'pool -':>8}  {least[1:]}\n"
-        f"{'':<25} {'':>7} {'reserved':>10}{'':>31} {'planned':>8} {'planned':>8}  {'fits from':>9}"
+        f"{'':<25} {'most':>8} {'   '.join(groups)}\n"
+        f"{'step':<25} {'live':>8}{names}    {'torch':>8} {'pool':>8}   {names}"
     )
 
 
@@ -62,16 +65,14 @@ def show_row(name: str, figures: Figures, key: str) -> str:
     """Return the row of a configuration."""
 
     def of(allocator: str, amount: str) -> float:
-        value = figures[f"{key}_{allocator}_{amount}_gib"]
-        assert value is not None
-        return value
+        return figures[f"{key}_{allocator}_{amount}_gib"]
 
-    reserved = "".join(f" {of(each, 'reserved'):>9.2f}" for each in KEYS)
-    least = "".join(f" {of(each, 'least'):>9.2f}" for each in KEYS)
+    reserved = "".join(f" {of(each, 'reserved'):>8.2f}" for each in KEYS)
+    least = "".join(f" {of(each, 'least'):>8.2f}" for each in KEYS)
     saved = [of(each, "reserved") - of(PLANNED, "reserved") for each in (NATIVE, POOL)]
     return (
-        f"{name:<25} {figures[f'{key}_live_gib']:>7.2f} {reserved}  {saved[0]:>8.2f} "
-        f"{saved[1]:>8.2f}  {least[1:]}"
+        f"{name:<25} {figures[f'{key}_live_gib']:>8.2f}{reserved}    {saved[0]:>8.2f} "
+        f"{saved[1]:>8.2f}   {least}"
     )
 
 
@@ -98,8 +99,6 @@ def measure_all(configurations: Iterable[Configuration]) -> Figures:
         row = measure(each)
         print(show_row(each.name, row, each.key), flush=True)
         native, planned = (row[f"{each.key}_{name}_reserved_gib"] for name in (NATIVE, PLANNED))
-        assert native is not None
-        assert planned is not None
         saved.append(native - planned)
         figures |= row
     return figures | {
@@ -120,8 +119,14 @@ def choose_budget(reports: Sequence[AllocatorReport]) -> int:
 def measure_example(example: VaryingLengths) -> Figures:
     """Print how the example of varying lengths ends, and return its figures."""
     trace = example.trace()
-    budget_bytes = choose_budget(compare_allocators(trace, search_least=True))
-    reports = compare_allocators(trace, budget_bytes=budget_bytes, search_least=True)
+    searched = compare_allocators(trace, search_least=True)
+    budget_bytes = choose_budget(searched)
+    reports = [
+        replace(within, least_bytes=each.least_bytes)
+        for within, each in zip(
+            compare_allocators(trace, budget_bytes=budget_bytes), searched, strict=True
+        )
+    ]
     print(f"\nvarying lengths, within {format_bytes(budget_bytes)}")
     print(format_replay(trace, measure_demand(trace), reports, budget_bytes=budget_bytes))
     figures: Figures = {"example_budget_gib": budget_bytes / GIB}
@@ -133,7 +138,7 @@ def measure_example(example: VaryingLengths) -> Figures:
         figures[f"{name}_least_gib"] = (report.least_bytes or 0) / GIB
         figures[f"{name}_fits"] = failure is None
         figures[f"{name}_unused_gib"] = (
-            None if failure is None else (failure.reserved_bytes - failure.allocated_bytes) / GIB
+            0.0 if failure is None else (failure.reserved_bytes - failure.allocated_bytes) / GIB
         )
     return figures
 

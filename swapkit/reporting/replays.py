@@ -126,11 +126,10 @@ def format_replay(
         heads.append(f"within {format_bytes(budget_bytes)}")
     lines = [*_describe(trace, demand), ""]
     lines.append(format_table(heads, [_row(each, demand) for each in reports]))
-    layouts = [line for each in reports for line in _describe_layout(each)]
+    layouts = [_describe_layout(each) for each in reports if each.is_planned]
     failures = [line for each in reports for line in _failure(trace, each)]
-    for part in (layouts, failures, _advise(reports)):
-        lines += ["", *part] if part else []
-    return "\n".join(lines)
+    parts = filter(None, (layouts, failures, _advise(reports)))
+    return "\n".join([*lines, *(line for part in parts for line in ("", *part))])
 
 
 def _describe(trace: AllocationTrace, demand: TraceDemand) -> list[str]:
@@ -165,18 +164,18 @@ def _row(report: AllocatorReport, demand: TraceDemand) -> list[str]:
     return row
 
 
-def _describe_layout(report: AllocatorReport) -> list[str]:
+def _describe_layout(report: AllocatorReport) -> str:
     """Return how the requests of a step were served at planned addresses."""
-    if not report.is_planned:
-        return []
     layout = report.layout
     if layout is None:
-        return [f"{report.name}: the step gets none, because too few of its bytes repeat or are of "
-                "one stream"]  # fmt: skip
-    return [
+        return (
+            f"{report.name}: the step gets none, because too few of its bytes repeat or are of one "
+            "stream"
+        )
+    return (
         f"{report.name}: {layout.hits} of {layout.requests} requests of a step lie as planned "
         f"({layout.hit_share:.2%} of the bytes), which maps {layout.maps} granules"
-    ]
+    )
 
 
 def _failure(trace: AllocationTrace, report: AllocatorReport) -> list[str]:

@@ -23,19 +23,17 @@ def make_trace(
         for number, nbytes in enumerate(sizes)
     )
     taken = iter(range(len(sizes)))
-    kinds = {"+": TAKE, "-": GIVE, "|": STEP}
+
+    def read(word: str) -> AllocationEvent:
+        if word == "|":
+            return AllocationEvent(kind=STEP)
+        if word == "+":
+            return AllocationEvent(kind=TAKE, block=next(taken))
+        return AllocationEvent(kind=GIVE, block=int(word.removeprefix("-")))
+
     return AllocationTrace(
-        blocks=tuple(blocks),
-        events=tuple(
-            AllocationEvent(
-                kind=kinds[each[0]],
-                block={"+": lambda: next(taken), "-": lambda each=each: int(each[1:]),
-                       "|": lambda: None}[each[0]](),
-            )
-            for each in events.split()
-        ),
-        present=present,
-    )  # fmt: skip
+        blocks=tuple(blocks), events=tuple(read(word) for word in events.split()), present=present
+    )
 
 
 def moves_of(step: RepeatedStep) -> list[int]:
