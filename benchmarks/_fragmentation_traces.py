@@ -135,9 +135,9 @@ class VaryingLengths:
         for length in self.lengths:
             losses.append(self._measure_loss(model, length))
             if len(losses) == self.in_flight:
-                losses.popleft().backward()
+                torch.autograd.backward(losses.popleft())
         while losses:
-            losses.popleft().backward()
+            torch.autograd.backward(losses.popleft())
 
     def _measure_loss(self, model: nn.Module, length: int) -> torch.Tensor:
         inputs = torch.empty(self.batch, length, self.width, dtype=DTYPE, device="meta")

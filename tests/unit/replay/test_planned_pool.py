@@ -6,10 +6,13 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
-from swapkit._native.lives import Lives
+from swapkit._native.lives import TAG_BACKWARD, TAG_OPTIMIZER, Lives
 from swapkit.ir.allocations import allocations_of_intervals, spans_of
+from swapkit.ir.traces import Phase
+from swapkit.planning.layout.steps import LIFE
 from swapkit.replay.planned_pool import PlannedPool
 from swapkit.simulation.allocators import NativeAllocator, replay
 from swapkit.simulation.allocators.pool import GRANULE_BYTES
@@ -96,7 +99,7 @@ def test_trace_when_it_has_several_steps_then_the_largest_is_replayed() -> None:
 def test_budget_when_it_is_too_small_then_the_next_replay_is_as_before() -> None:
     with closing(PlannedPool(STEP)) as planned:
         before = planned.run()
-        for budget in (27 * MIB, 20 * MIB, 12 * MIB, 3 * MIB):
+        for budget in (3 * MIB, 12 * MIB, 20 * MIB, 27 * MIB):
             failure = planned.run(budget).failure
             assert failure is not None
             assert failure.reserved_bytes <= budget
@@ -131,6 +134,23 @@ def test_streams_when_none_has_most_bytes_then_there_is_no_layout() -> None:
         assert planned.run().failure is None
         assert planned.run(60 * MIB).failure is not None
         assert planned.run().failure is None
+
+
+def test_requests_when_their_phase_is_known_then_tagged_as_a_session_tags_them() -> None:
+    phases = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+    blocks = tuple(
+        replace(block, phase=phases[number // 2], label=f"call {number % 2}")
+        for number, block in enumerate(HOLES.blocks)
+    )
+    with closing(PlannedPool(replace(HOLES, blocks=blocks))) as planned:
+        buffer, _ = Lives(planned._allocator.pool).read()
+        layout = planned.layout
+    tags = np.frombuffer(buffer, LIFE)["tag"].tolist()
+    assert len(set(tags)) == 6
+    assert sum(tag & TAG_BACKWARD != 0 for tag in tags) == 2
+    assert sum(tag & TAG_OPTIMIZER != 0 for tag in tags) == 2
+    assert layout is not None
+    assert layout.hit_share == 1
 
 
 @pytest.mark.promise("E4")

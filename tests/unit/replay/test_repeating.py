@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from swapkit.ir.allocations import (
     Allocation,
     AllocationEvent,
@@ -63,7 +65,10 @@ def test_step_when_blocks_outlive_it_then_they_replace_those_that_it_gives() -> 
     assert [(move.event, move.block) for move in step.renewed] == [(2, 2)]
 
 
-def test_step_when_blocks_are_of_other_streams_then_they_replace_none() -> None:
-    step = find_repeated_step(make_trace((4, 4), "+ -0 + |", present=1, streams={1: 7}))
+@pytest.mark.parametrize("stream_of", [{1: 7}, {0: 7}])
+def test_step_when_blocks_are_of_other_streams_then_they_replace_none(
+    stream_of: dict[int, int],
+) -> None:
+    step = find_repeated_step(make_trace((4, 4), "+ -0 + |", present=1, streams=stream_of))
     assert (step.handed, step.dropped) == ({}, (1,))
     assert [move.block for move in step.renewed] == [0]
