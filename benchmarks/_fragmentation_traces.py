@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from swapkit.ir.allocations import AllocationTrace
 
 SHARDS = "tp8"  # every model of the document is on eight devices in this way
-STAGES, MICROBATCHES = 4, 16  # of 70B. The document has 512: in between, 1F1B repeats itself
+STAGES, MICROBATCHES = 4, 12  # of 70B. The document has 512: in between, 1F1B repeats itself
 DTYPE = torch.bfloat16
 
 

@@ -13,8 +13,9 @@
 
 `--json FILE` writes one flat object: `7b_4k_batch4_live_gib`, and for each of `torch_native`,
 `torch_expandable`, `pool` and `planned` `7b_4k_batch4_planned_reserved_gib` and `_least_gib`, ...;
-`saved_gib_most`, `saved_gib_least` and `saved_gib_median` are over all configurations, against
-torch's allocator; `example_...` is of the second part, in which `example_torch_native_unused_gib`
+`_saved_gib` is what planned addresses save against torch's allocator, `_saved_of_pool_gib` against
+the pool without them; `saved_gib_most`, `saved_gib_least` and `saved_gib_median` are the first over
+all configurations. `example_...` is of the second part, in which `example_torch_native_unused_gib`
 is what was reserved and not allocated when it failed.
 """
 
@@ -69,7 +70,7 @@ def show_row(name: str, figures: Figures, key: str) -> str:
 
     reserved = "".join(f" {of(each, 'reserved'):>8.2f}" for each in KEYS)
     least = "".join(f" {of(each, 'least'):>8.2f}" for each in KEYS)
-    saved = [of(each, "reserved") - of(PLANNED, "reserved") for each in (NATIVE, POOL)]
+    saved = [figures[f"{key}_saved_gib"], figures[f"{key}_saved_of_pool_gib"]]
     return (
         f"{name:<25} {figures[f'{key}_live_gib']:>8.2f}{reserved}    {saved[0]:>8.2f} "
         f"{saved[1]:>8.2f}   {least}"
@@ -87,6 +88,11 @@ def measure(configuration: Configuration) -> Figures:
         figures[f"{name}_least_gib"] = (report.least_bytes or 0) / GIB
         if report.layout is not None:
             figures[f"{name}_hit_share"] = report.layout.hit_share
+    for name, other in (("saved", NATIVE), ("saved_of_pool", POOL)):
+        reserved, planned = (
+            figures[f"{configuration.key}_{each}_reserved_gib"] for each in (other, PLANNED)
+        )
+        figures[f"{configuration.key}_{name}_gib"] = reserved - planned
     return figures
 
 
@@ -98,8 +104,7 @@ def measure_all(configurations: Iterable[Configuration]) -> Figures:
     for each in configurations:
         row = measure(each)
         print(show_row(each.name, row, each.key), flush=True)
-        native, planned = (row[f"{each.key}_{name}_reserved_gib"] for name in (NATIVE, PLANNED))
-        saved.append(native - planned)
+        saved.append(row[f"{each.key}_saved_gib"])
         figures |= row
     return figures | {
         "configurations": len(saved),
