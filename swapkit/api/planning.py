@@ -16,7 +16,7 @@ from swapkit.ir.codec import inside, read_machine, read_trace
 from swapkit.ir.machines import Machine
 from swapkit.ir.plans import Plan
 from swapkit.ir.traces import Trace
-from swapkit.planning.planner import make_plan
+from swapkit.planning.placed import make_placed_plan
 from swapkit.simulation.timeline import simulate as run_simulation
 from swapkit.units import parse_bytes, show
 
@@ -42,7 +42,7 @@ def plan(
 
     Args:
         trace: trace of one step from `swapkit.record`, or the path of a file that holds one.
-        budget: most bytes of the device in use at once: bytes, `"10GiB"`, or a share of the step's
+        budget: most bytes of the device reserved at once: bytes, `"10GiB"`, or a share of the step's
             peak without a plan, `"60%"` or 0.6. None: the machine's budget.
         machine: links, host and disk, as `python -m swapkit machine --json` prints them, or the
             path of such a file. None: this machine, measured once and remembered.
@@ -50,7 +50,8 @@ def plan(
         optimizer_states: whether optimizer states may be swapped too.
 
     Returns:
-        The plan, with a prediction and a lower bound for all plans. A session can follow it:
+        The plan, with a prediction and a lower bound for all plans. Its storages were given
+        addresses: `prediction.reserved_bytes` is the memory that they take. A session can follow it:
         `swapkit.budget(limit, model, optimizer, plan=made)`.
 
     Raises:
@@ -68,7 +69,7 @@ def plan(
         True
     """
     read = _read_trace(trace)
-    return make_plan(
+    return make_placed_plan(
         read, _read_machine(machine, read, budget), policy, optimizer_states=optimizer_states
     )
 

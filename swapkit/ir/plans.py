@@ -62,6 +62,7 @@ class Decision:
 class Prediction:
     """Predicted time and memory of a step under a plan. `peak_bytes`: in use on the device.
 
+    `reserved_bytes`: most that is reserved once the step's storages lie at planned addresses.
     `seconds` is device time. Where the host takes longer, the step takes `host_seconds`.
     """
 
@@ -74,6 +75,7 @@ class Prediction:
     stall_seconds: float = 0.0
     # 0: not known. Not in a document: the value belongs to the session that measured it.
     host_seconds: float = field(default=0.0, compare=False)
+    reserved_bytes: int = field(default=0, compare=False)  # the same; 0 if nothing was placed
 
     @property
     def step_seconds(self) -> float:

@@ -108,6 +108,7 @@ def make_candidates(
     count: int = 4,
     *,
     tight_bytes: int = 0,
+    plain: Plan | None = None,
 ) -> tuple[Plan, ...]:
     """Return different plans for a session to try, the one with the best prediction first.
 
@@ -121,12 +122,13 @@ def make_candidates(
         policy: "auto", "swap" or "recompute".
         count: most plans; fewer where there are few alternatives.
         tight_bytes: budget of a simpler policy that has no plan for the machine's budget.
+        plain: the plan of `make_plan`, if it was made before.
 
     Raises:
         InfeasibleBudget: there is no plan.
         InvalidArgument: an unknown policy.
     """
-    plain = make_plan(trace, machine, policy)
+    plain = plain or make_plan(trace, machine, policy)
     if not plain.decisions or count < 2:
         return (plain,)
     problem = lower(trace)
@@ -156,7 +158,13 @@ class PlanTarget:
 
 
 def make_plans(
-    trace: Trace, *, share: float, count: int, target: PlanTarget, policy: str | Policy
+    trace: Trace,
+    *,
+    share: float,
+    count: int,
+    target: PlanTarget,
+    policy: str | Policy,
+    plain: Plan | None = None,
 ) -> tuple[Plan, ...]:
     """Return plans for a share of a machine's budget: see `asking.MakePlans`.
 
@@ -166,6 +174,7 @@ def make_plans(
         count: most plans, if the policy can make several.
         target: the machine and the budget that the plans are for.
         policy: "auto", "swap" or "recompute", or a custom policy.
+        plain: the plan for this share, if it was made before: others are made beside it.
 
     Raises:
         InfeasibleBudget: there is no plan.
@@ -177,7 +186,9 @@ def make_plans(
     machine = replace(target.machine, budget_bytes=budget_bytes)
     if isinstance(policy, str):
         tight_bytes = min(target.tight_bytes, most_bytes)
-        return make_candidates(trace, machine, policy, count, tight_bytes=tight_bytes)
+        return make_candidates(
+            trace, machine, policy, count, tight_bytes=tight_bytes, plain=plain
+        )
     return (make_plan(trace, machine, policy),)
 
 

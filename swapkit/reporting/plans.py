@@ -163,7 +163,7 @@ def _format_prediction(plan: Plan, step_seconds: float | None) -> list[str]:
             f"predicted: step {format_seconds(found.step_seconds)} "
             f"({format_seconds(found.stall_seconds)} waiting for copies, "
             f"{format_seconds(found.recompute_seconds)} recomputing), peak "
-            f"{format_bytes(found.peak_bytes)}"
+            f"{format_bytes(found.peak_bytes)}{_format_reserved(found.reserved_bytes)}"
         )
         if plan.bound_seconds:
             gap = found.step_seconds / plan.bound_seconds - 1
@@ -177,6 +177,10 @@ def _format_prediction(plan: Plan, step_seconds: float | None) -> list[str]:
         )
         lines.append(f"measured: step {format_seconds(step_seconds)}{error}")
     return lines
+
+
+def _format_reserved(nbytes: int) -> str:
+    return f" in use, {format_bytes(nbytes)} reserved at planned addresses" if nbytes else ""
 
 
 def format_sites(reports: Sequence[SiteReport], *, most: int = MOST_LINES) -> str:

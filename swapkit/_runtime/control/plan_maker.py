@@ -10,8 +10,9 @@ from swapkit._runtime.control.rank_agreement import join_ranks
 from swapkit._runtime.machine.measured_machine import measure_machine
 from swapkit.errors import InfeasibleBudget
 from swapkit.planning.beside import ThreadJob, is_at_once
-from swapkit.planning.planner import PlanTarget, find_floor, make_plans
-from swapkit.planning.selection.learner import MARGIN, Learner
+from swapkit.planning.placed import make_placed_plans
+from swapkit.planning.planner import PlanTarget, find_floor
+from swapkit.planning.selection.learner import Learner
 
 if TYPE_CHECKING:
     from swapkit._runtime.control.rank_agreement import Ranks
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
     from swapkit.ir.traces import Trace
     from swapkit.planning.selection.asking import MakePlans
 
-# Plans leave at least this many pieces free, if possible: each end of free memory may lie inside a
-# granule, and the rest of that granule is unusable.
-SPARE_PIECES = 16
+# Plans leave this many pieces free, if possible. A plan's layout and the memory beside it are known
+# to the byte, but each of their ends may lie inside a granule.
+SPARE_PIECES = 2
 LEAST_PIECE_BYTES = 64 * 1024  # where granules are small, there are more ends
 
 
@@ -60,7 +61,7 @@ class PlanMaker:
             self._make_plans,
             profile_steps=config.profile_steps,
             search_steps=config.search_steps,
-            margin=max(MARGIN, spare),
+            margin=spare,
             spare=spare,
         )
         if isinstance(policy, str):  # a user's policy may rely on the steps' thread
@@ -137,4 +138,4 @@ class PlanMaker:
                 most_bytes = error
         tight_bytes = max(0, config.limits.budget_bytes - self._spare_bytes())
         target = PlanTarget(machine=machine, most_bytes=most_bytes, tight_bytes=tight_bytes)
-        return partial(make_plans, target=target, policy=config.policy)
+        return partial(make_placed_plans, target=target, policy=config.policy)

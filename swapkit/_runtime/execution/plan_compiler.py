@@ -9,16 +9,17 @@ operator is due at the first event that is not earlier.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from swapkit._runtime.process.captures import Capture
 from swapkit._runtime.shim.placement import COPY_TIERS
 from swapkit.errors import PlanMismatch
 from swapkit.ir.plans import Action, Tier
 from swapkit.ir.traces import BEFORE, EventKind, Phase
+from swapkit.simulation.event_moves import NEVER, Moves, find_event_lives, find_moves
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from swapkit._runtime.model.tracker import ModuleTracker
     from swapkit.ir.plans import Decision, Plan
     from swapkit.ir.traces import Trace
+    from swapkit.simulation.event_moves import EventLife
 
 # The same numbers as in `shim/cpp/moves/plan_cursor.cpp`.
 FIRST_SAVE, SAVE, USE = 0, 1, 2
@@ -72,7 +74,7 @@ def compile_plan(
             has no events.
     """
     decisions = _decisions(trace, plan)
-    lives = _event_lives(trace)
+    lives = find_event_lives(trace)
     paths = {tracker.name_of(module) for module in tracker.modules()}
     chains = _Chains(trace, decisions, paths)
     movable = lives.keys() - _find_changing(trace, lives)
@@ -114,42 +116,7 @@ def _possible(decision: Decision, chains: _Chains) -> Decision:
     return decision
 
 
-class _EventLife(NamedTuple):
-    """The events of one storage."""
-
-    # If it continues another storage, the first event after the end of that one counts as a save.
-    first_save: int
-    last_save: int  # before its first use
-    first_use: int  # the number of events if it is never used
-    first_event: int
-
-
-def _event_lives(trace: Trace) -> dict[int, _EventLife]:
-    """Return the events of each saved storage."""
-    saves: dict[int, list[int]] = {}
-    uses: dict[int, int] = {}
-    for number, event in enumerate(trace.events):
-        if event.storage is None:
-            continue
-        if event.kind is EventKind.USE:
-            uses.setdefault(event.storage, number)
-        else:
-            saves.setdefault(event.storage, []).append(number)
-    lives = {}
-    operators = [event.operator for event in trace.events]
-    for storage in {**saves, **uses}:
-        numbers = saves.get(storage, [])
-        first_use = uses.get(storage, len(trace.events))
-        first_event = min([first_use, *numbers[:1]])
-        if trace.storages[storage].continues is not None:
-            numbers = [bisect_left(operators, trace.storages[storage].birth), *numbers]
-        if numbers:
-            last = max((each for each in numbers if each < first_use), default=numbers[0])
-            lives[storage] = _EventLife(numbers[0], last, first_use, first_event)
-    return lives
-
-
-def _find_changing(trace: Trace, lives: dict[int, _EventLife]) -> set[int]:
+def _find_changing(trace: Trace, lives: dict[int, EventLife]) -> set[int]:
     """Return the storages that forward changes after their first save.
 
     Autograd allows this: one piece of a storage (of `unsafe_chunk`) may change while another is
@@ -166,7 +133,7 @@ def _find_changing(trace: Trace, lives: dict[int, _EventLife]) -> set[int]:
 
 
 def _event_rows(
-    trace: Trace, lives: dict[int, _EventLife], tracker: ModuleTracker
+    trace: Trace, lives: dict[int, EventLife], tracker: ModuleTracker
 ) -> Iterator[tuple[int, int, int, int, int]]:
     for number, event in enumerate(trace.events):
         storage = event.storage
@@ -197,13 +164,13 @@ def _actions(trace: Trace, planned: dict[int, Decision]) -> list[int]:
 
 def _storage_rows(
     trace: Trace,
-    lives: dict[int, _EventLife],
+    lives: dict[int, EventLife],
     planned: dict[int, Decision],
     actions: Sequence[int],
 ) -> Iterator[int]:
     operators = [event.operator for event in trace.events]
     swapped = {
-        storage: _moves(operators, lives[storage], decision)
+        storage: find_moves(operators, lives[storage], decision)
         for storage, decision in planned.items()
         if decision.action is Action.SWAP
     }
@@ -215,7 +182,7 @@ def _storage_rows(
     }
     for number, storage in enumerate(trace.storages):
         decision = planned.get(number)
-        moves = swapped.get(number, _Moves(_NOTHING, _NOTHING))
+        moves = swapped.get(number, Moves(NEVER, NEVER))
         place = order.get(number, 0)
         yield lives[number].last_save if number in lives else 0
         yield int(COPY_TIERS[decision.tier] if decision is not None else Tier.ANY)
@@ -224,7 +191,7 @@ def _storage_rows(
         yield from (moves.goes, len(order) - place, moves.comes, place)
 
 
-def _continuing(trace: Trace, lives: dict[int, _EventLife]) -> Iterator[int]:
+def _continuing(trace: Trace, lives: dict[int, EventLife]) -> Iterator[int]:
     """Yield the events at which storages continue others; per event, the first needed first."""
     continuing = [
         # Before its own first event, which has to find the storage.
@@ -234,34 +201,6 @@ def _continuing(trace: Trace, lives: dict[int, _EventLife]) -> Iterator[int]:
     ]
     for event, _, storage in sorted(continuing):
         yield from (event, storage)
-
-
-class _Moves(NamedTuple):
-    """The events at which a storage is released and prefetched; -1: not set."""
-
-    goes: int
-    comes: int
-
-
-def _moves(operators: Sequence[int], life: _EventLife, decision: Decision) -> _Moves:
-    """Return the events at which a swapped storage is released and prefetched."""
-    goes = comes = _NOTHING
-    if decision.release is not None:
-        goes = max(bisect_right(operators, decision.release) - 1, life.last_save)
-    if decision.prefetch is None:
-        return _Moves(goes, comes)
-    # A prefetch that is not due before the operator of the first use is left to that use: at the
-    # event before, the operators in between still need the memory.
-    if life.first_use == len(operators) or decision.prefetch < operators[life.first_use]:
-        comes = min(_event_before(operators, decision.prefetch), life.first_use - 1)
-    return _Moves(goes, comes)
-
-
-def _event_before(operators: Sequence[int], operator: int) -> int:
-    """Return the last event right before an operator, or else the first event after it."""
-    after = bisect_right(operators, operator)
-    is_right_before = after > 0 and operators[after - 1] == operator
-    return after - 1 if is_right_before else after
 
 
 def _curve(

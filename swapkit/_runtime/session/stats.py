@@ -40,6 +40,7 @@ class SessionStats:
     step_seconds: float | None = None
     predicted_step_seconds: float | None = None
     predicted_peak_bytes: int | None = None
+    predicted_reserved_bytes: int | None = None
     bound_step_seconds: float | None = None
     unlimited_step_seconds: float | None = None
 
@@ -68,6 +69,7 @@ def predictions(status: PlanStatus) -> dict[str, float | int | None]:
     return {
         "predicted_step_seconds": None if found is None else found.step_seconds,
         "predicted_peak_bytes": None if found is None else found.peak_bytes,
+        "predicted_reserved_bytes": None if found is None else found.reserved_bytes or None,
         "bound_step_seconds": plan.bound_seconds,
         "unlimited_step_seconds": None if trace is None else trace.seconds * status.pace,
     }

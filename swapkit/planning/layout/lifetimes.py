@@ -17,6 +17,7 @@ from swapkit.ir.plans import Action
 from swapkit.ir.traces import BEFORE
 from swapkit.planning.layout.values import Lifetimes
 from swapkit.simulation.allocators.rounding import ROUNDING_BYTES
+from swapkit.simulation.event_moves import NEVER, find_event_lives, find_moves
 from swapkit.simulation.timeline import lower_for
 from swapkit.units import round_up
 
@@ -65,28 +66,29 @@ class _Stay(NamedTuple):
 
 
 def find_lifetimes(
-    trace: Trace, plan: Plan, schedule: Schedule, *, until_release: bool = False
+    trace: Trace, plan: Plan, schedule: Schedule, *, in_session: bool = False, rounding_bytes: int = ROUNDING_BYTES
 ) -> StepLifetimes:
     """Return when each storage of a step under a plan is in memory.
 
     A swapped storage has two stays: until its copy out is done, and from the start of its copy in.
     A recomputed one has two, too: until its last use in forward, and from the operator that needs
-    it. Sizes are rounded as the pool rounds them.
+    it. By default, sizes are rounded as the pool rounds them.
 
     Args:
         trace: the step.
         plan: of the step.
         schedule: of the step under the plan: `simulation.timeline.simulate`.
-        until_release: whether a swapped storage stays until the operator that the plan names as its
-            release, as in a session that follows the plan; else until its copy is done.
+        in_session: whether a swapped storage leaves and comes back where a session that follows the
+            plan lets it, at calls of autograd's hooks; else when its copies end and begin.
+        rounding_bytes: sizes are rounded up to multiples of it.
 
     Raises:
         PlanMismatch: the plan is not of this trace.
     """
-    finder = _Finder(trace, plan, schedule, until_release=until_release)
+    finder = _Finder(trace, plan, schedule, in_session=in_session, rounding_bytes=rounding_bytes)
     stays = _join(trace, [*finder.storages(), *finder.workspaces()])
     whole = {stay for stay in stays if _is_throughout(trace, stay)}
-    resident = _round(trace.base_bytes) + sum(stay.nbytes for stay in whole)
+    resident = round_up(trace.base_bytes, rounding_bytes) + sum(stay.nbytes for stay in whole)
     return _number([stay for stay in stays if stay not in whole], resident)
 
 
@@ -107,10 +109,6 @@ def _number(stays: list[_Stay], resident_bytes: int) -> StepLifetimes:
     )
 
 
-def _round(nbytes: int) -> int:
-    return round_up(nbytes, ROUNDING_BYTES)
-
-
 def _is_throughout(trace: Trace, stay: _Stay) -> bool:
     return stay.start.window < 0 and stay.end.window >= 2 * len(trace.operators)
 
@@ -129,7 +127,13 @@ class _Finder:
     """The stays of a step's storages and operators."""
 
     def __init__(
-        self, trace: Trace, plan: Plan, schedule: Schedule, *, until_release: bool
+        self,
+        trace: Trace,
+        plan: Plan,
+        schedule: Schedule,
+        *,
+        in_session: bool,
+        rounding_bytes: int,
     ) -> None:
         self.trace = trace
         self.decisions = {
@@ -139,7 +143,8 @@ class _Finder:
         self.ends = np.array(schedule.ends)
         self.transfers = {each.storage: each for each in schedule.transfers}
         self.needs = {each.storage: each.operator for each in schedule.recomputations}
-        self.until_release = until_release
+        self.rounding_bytes = rounding_bytes
+        self.moved_at = self._find_moved() if in_session else {}
         self.problem: Problem = lower_for(trace, plan)
         items = self.problem.item_storages.tolist()
         self.item_of = {storage: item for item, storage in enumerate(items)}
@@ -147,7 +152,7 @@ class _Finder:
     def storages(self) -> Iterator[_Stay]:
         """Yield the stays of all storages, each storage's in order."""
         for number, storage in enumerate(self.trace.storages):
-            nbytes = _round(storage.nbytes)
+            nbytes = round_up(storage.nbytes, self.rounding_bytes)
             birth = _operator(storage.birth)
             death = _gone(storage.death)
             if number not in self.decisions:
@@ -165,13 +170,41 @@ class _Finder:
         self, number: int, birth: _Moment, death: _Moment
     ) -> list[tuple[_Moment, _Moment]]:
         transfer: Transfer = self.transfers[number]
+        gone, back = self._moment_of(transfer.released), self._moment_of(transfer.in_start)
+        goes, comes = self.moved_at.get(number, (NEVER, NEVER))
+        if goes != NEVER:
+            gone = _gone(goes) if self.trace.events else max(gone, _gone(goes))
+        if comes != NEVER:
+            back = _gone(comes)
         # Never before its last use in forward, also where operators take no time.
-        gone = max(self._moment_of(transfer.released), _gone(self._release_of(number)))
-        release = self.decisions[number].release
-        if self.until_release and release is not None:
-            gone = max(gone, _gone(release))
-        back = self._moment_of(transfer.in_start)
+        gone = max(gone, _gone(self._release_of(number)))
         return [(birth, gone), (back, death)] if gone < back else [(birth, death)]
+
+    def _find_moved(self) -> dict[int, tuple[int, int]]:
+        """Return the operators before which a session releases and brings back storages.
+
+        Without recorded events, only the releases that the plan names.
+        """
+        if not self.trace.events:
+            return {
+                each.storage: (each.release, NEVER)
+                for each in self.decisions.values()
+                if each.release is not None
+            }
+        operators = [event.operator for event in self.trace.events]
+        lives = find_event_lives(self.trace)
+        found: dict[int, tuple[int, int]] = {}
+        for storage, decision in self.decisions.items():
+            if decision.action is not Action.SWAP or storage not in lives:
+                continue
+            goes, comes = find_moves(operators, lives[storage], decision)
+            if comes == NEVER:
+                comes = lives[storage].first_use
+            found[storage] = (
+                operators[goes] if goes != NEVER else NEVER,
+                operators[comes] if comes < len(operators) else NEVER,
+            )
+        return found
 
     def _release_of(self, number: int) -> int:
         """Return the first operator after a storage's last use in forward."""
@@ -198,7 +231,8 @@ class _Finder:
         for number, operator in enumerate(self.trace.operators):
             for nbytes in (operator.workspace_bytes, *held[number]):
                 if nbytes:
-                    yield _Stay(NO_STORAGE, _operator(number), _gone(number + 1), _round(nbytes))
+                    size = round_up(nbytes, self.rounding_bytes)
+                    yield _Stay(NO_STORAGE, _operator(number), _gone(number + 1), size)
 
 
 def _join(trace: Trace, stays: list[_Stay]) -> list[_Stay]:

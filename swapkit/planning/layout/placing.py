@@ -59,6 +59,7 @@ def place(
     seed: int = 0,
     tolerance: float = TOLERANCE,
     capacity: int | None = None,
+    effort: float = 1.0,
     should_stop: Callable[[], bool] | None = None,
 ) -> MemoryLayout:
     """Return addresses for lifetimes, with a height close to the most bytes alive at any time.
@@ -74,6 +75,7 @@ def place(
         tolerance: the search ends at a layout that is higher than the lower bound by this share.
         capacity: the search ends at a layout of this height instead, and looks for it longer. The
             layout may still be higher: compare its height.
+        effort: share of the work of improvement; below 1, without an exact search.
         should_stop: polled on this thread; True ends the search as `seconds` does. Its errors end
             the search and are raised.
 
@@ -89,7 +91,7 @@ def place(
         return _finish(lifetimes, np.zeros(0, np.int64), 0, "no items", limits)
     if not IS_THERE:
         return _place_without_core(lifetimes, tolerance, capacity, limits)
-    search = _Search(lifetimes, seed, limits)
+    search = _Search(lifetimes, seed, limits, effort)
     search.target = int(search.bound * (1 + tolerance)) if capacity is None else capacity
     best = search.run(has_capacity=capacity is not None)
     return _finish(lifetimes, best.offsets, search.bound, best.method, limits)
@@ -138,10 +140,13 @@ def _place_without_core(
 class _Search:
     """One call of `place`."""
 
-    def __init__(self, lifetimes: Lifetimes, seed: int, limits: SearchLimits) -> None:
+    def __init__(
+        self, lifetimes: Lifetimes, seed: int, limits: SearchLimits, effort: float
+    ) -> None:
         self.lifetimes = lifetimes
         self.seed = seed * 1_000_003 % (1 << 63)
         self.limits = limits
+        self.effort = effort
         self.target = 0
         self.items = NativeItems(
             lifetimes.starts, lifetimes.ends, lifetimes.nbytes, lifetimes.fixed
@@ -157,7 +162,9 @@ class _Search:
     def run(self, *, has_capacity: bool) -> _Placement:
         """Search until the target is reached or the work is done; return the lowest placement."""
         count = len(self.lifetimes)
-        can_be_exact = count <= MOST_EXACT and not self.lifetimes.has_fixed
+        can_be_exact = (
+            count <= MOST_EXACT and not self.lifetimes.has_fixed and self.effort >= 1
+        )
         for step in self._steps(has_capacity=has_capacity, can_be_exact=can_be_exact):
             step()
             if self.placements[0].height <= self.target or self.limits.is_over:
@@ -230,7 +237,8 @@ class _Search:
     @property
     def _work(self) -> int:
         """The work of one lane."""
-        return IMPROVEMENT_OF_MANY if len(self.lifetimes) > MANY else IMPROVEMENT
+        work = IMPROVEMENT_OF_MANY if len(self.lifetimes) > MANY else IMPROVEMENT
+        return int(work * self.effort)
 
     def _repeat_and_press(self, begun: _Placement, seed: int, work: int) -> _Placement:
         repeated = self._repeat(begun, seed, work // 2)

@@ -301,6 +301,7 @@ class Workspaces:
         self.after: list[int] = []  # by call of `end`: bytes in use then
         self._workspaces: list[int] = []  # by call of `end`: bytes
         self._most = self._before = 0
+        self._rescued = 0  # since the operator began
         self._begun = 0
         self._lost = False
 
@@ -346,11 +347,15 @@ class Workspaces:
         events, lost = self._ring.read()
         self._lost = self._lost or lost > 0  # then numbers no longer match
         for event in events:
-            self._most = max(self._most, event.in_use_bytes)
-            if event.nbytes != _OURS:
+            level = event.in_use_bytes + self._rescued
+            self._most = max(self._most, level)
+            if event.kind is RingKind.RESCUE:  # inside an operator: not memory of its own
+                self._rescued += min(event.nbytes, max(0, self._most - level))
+            elif event.nbytes != _OURS:
                 continue
-            if event.kind is RingKind.OP_BEGIN:
+            elif event.kind is RingKind.OP_BEGIN:
                 self._most = self._before = event.in_use_bytes
+                self._rescued = 0
             elif event.kind is RingKind.OP_END:
                 self.after.append(event.in_use_bytes)
-                self._workspaces.append(self._most - max(self._before, event.in_use_bytes))
+                self._workspaces.append(self._most - max(self._before, level))

@@ -99,14 +99,14 @@ def test_moved_storages_have_two_stays_and_the_others_one() -> None:
     assert (counts[kept] == 1).all()
 
 
-def test_until_release_stays_are_no_shorter() -> None:
+def test_in_a_session_stays_end_where_the_plan_releases() -> None:
     longer = 0
     for seed in range(40):
         planned = plan_randomly(seed)
         if planned is None:
             continue
         some = find_lifetimes(*planned)
-        more = find_lifetimes(*planned, until_release=True)
+        more = find_lifetimes(*planned, in_session=True)
         before, _ = twin.measure_loads(some.lifetimes)
         after, _ = twin.measure_loads(more.lifetimes)
         assert more.resident_bytes + after <= planned[1].budget_bytes
