@@ -186,9 +186,7 @@ def make_plans(
     machine = replace(target.machine, budget_bytes=budget_bytes)
     if isinstance(policy, str):
         tight_bytes = min(target.tight_bytes, most_bytes)
-        return make_candidates(
-            trace, machine, policy, count, tight_bytes=tight_bytes, plain=plain
-        )
+        return make_candidates(trace, machine, policy, count, tight_bytes=tight_bytes, plain=plain)
     return (make_plan(trace, machine, policy),)
 
 

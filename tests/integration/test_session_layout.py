@@ -10,6 +10,7 @@ import torch
 
 import swapkit
 from swapkit._native.lives import LivesMode
+from swapkit.testing import planning_at_once
 from tests.support.sessions import Training, make_training, train_plainly
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ pytestmark = [
     pytest.mark.promise("E3"),
 ]
 
+SETTLED = 3  # steps until the memory of former steps has gone back
 STEPS = 40  # enough for a plan to settle, and for its addresses
 
 
@@ -60,6 +62,30 @@ def test_session_when_stable_then_steps_lie_as_planned_with_the_same_bits(
         assert "% of the bytes lie there" in session.explain()
     assert training.outcome() == plain.outcome
     assert layout_of(installation).height_bytes == 0
+
+
+@pytest.mark.promise("F2")
+@pytest.mark.parametrize("share", [0.45, 0.6, 0.75, 0.85])
+def test_session_when_steps_lie_as_planned_then_they_reserve_what_was_predicted(
+    share: float, installation: Installation
+) -> None:
+    plain = train_plainly(make_training, 2)
+    training = make_training()
+    with (
+        planning_at_once(),
+        swapkit.budget(plain.budget(share), training.model, training.optimizer) as session,
+    ):
+        train_to_layout(training, session, installation)
+        for _ in range(SETTLED):
+            training.step()
+        installation.pool.reset_peak()
+        training.step()
+        predicted = session.stats.predicted_reserved_bytes
+        assert predicted is not None
+        measured = installation.pool.stats()["reserved_bytes.all.peak"]
+        assert measured == pytest.approx(predicted, rel=0.01)
+        assert predicted <= session.limit_bytes
+        assert "reserved at planned addresses" in session.explain()
 
 
 def test_session_when_other_work_runs_between_steps_then_the_layout_holds(

@@ -66,7 +66,12 @@ class _Stay(NamedTuple):
 
 
 def find_lifetimes(
-    trace: Trace, plan: Plan, schedule: Schedule, *, in_session: bool = False, rounding_bytes: int = ROUNDING_BYTES
+    trace: Trace,
+    plan: Plan,
+    schedule: Schedule,
+    *,
+    in_session: bool = False,
+    rounding_bytes: int = ROUNDING_BYTES,
 ) -> StepLifetimes:
     """Return when each storage of a step under a plan is in memory.
 

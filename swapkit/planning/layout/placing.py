@@ -162,9 +162,7 @@ class _Search:
     def run(self, *, has_capacity: bool) -> _Placement:
         """Search until the target is reached or the work is done; return the lowest placement."""
         count = len(self.lifetimes)
-        can_be_exact = (
-            count <= MOST_EXACT and not self.lifetimes.has_fixed and self.effort >= 1
-        )
+        can_be_exact = count <= MOST_EXACT and not self.lifetimes.has_fixed and self.effort >= 1
         for step in self._steps(has_capacity=has_capacity, can_be_exact=can_be_exact):
             step()
             if self.placements[0].height <= self.target or self.limits.is_over:

@@ -56,8 +56,8 @@ if TYPE_CHECKING:
     from swapkit.planning.selection.asking import MakePlans
 
 CASES_KEPT = 16
-# Share of the budget that plans leave free, if such plans exist, because some free pieces are too
-# small to use. After a rescue plans leave this much more, then twice as much more, and so on.
+# After a rescue plans leave this share of the budget more free, then twice as much more, and so on.
+# A learner whose plans are not checked by addresses begins with it: some free pieces are too small.
 MARGIN = 0.02
 # Where memory has one address at a time, each step must move free pieces together again. A move
 # also flushes the processor's TLB, so later operators are slower, too. If moves take the share
