@@ -42,8 +42,8 @@ def plan(
 
     Args:
         trace: trace of one step from `swapkit.record`, or the path of a file that holds one.
-        budget: most bytes of the device reserved at once: bytes, `"10GiB"`, or a share of the step's
-            peak without a plan, `"60%"` or 0.6. None: the machine's budget.
+        budget: most bytes of the device reserved at once: bytes, `"10GiB"`, or a share of the
+            step's peak without a plan, `"60%"` or 0.6. None: the machine's budget.
         machine: links, host and disk, as `python -m swapkit machine --json` prints them, or the
             path of such a file. None: this machine, measured once and remembered.
         policy: `"auto"`, `"swap"`, `"recompute"`, or an object with `plan(trace, machine)`.
@@ -51,7 +51,8 @@ def plan(
 
     Returns:
         The plan, with a prediction and a lower bound for all plans. Its storages were given
-        addresses: `prediction.reserved_bytes` is the memory that they take. A session can follow it:
+        addresses: `prediction.reserved_bytes` is the memory that they take. A session can
+        follow it:
         `swapkit.budget(limit, model, optimizer, plan=made)`.
 
     Raises:

@@ -144,7 +144,7 @@ def _share_of(budget_bytes: int, whole_bytes: int) -> float:
 
 
 def _lower(make: Callable[[int], Plan], budget_bytes: int) -> Plan:
-    """Return a plan that fits a budget at addresses; if none is found, the one that needs the least.
+    """Return a plan that fits a budget at addresses; if there is none, the one that needs least.
 
     A plan that does not fit is made again for less memory: first by the excess, then by more,
     because a plan for a little less may be the same.
@@ -178,7 +178,7 @@ def _make_least(make: Callable[[int], Plan]) -> Plan | None:
 
 
 def _with_addresses(error: InfeasibleBudget, make: Callable[[int], Plan]) -> InfeasibleBudget:
-    """Return the error of a budget without a plan, with a least budget that has room for addresses."""
+    """Return the error of a budget without a plan, with a least budget that holds at addresses."""
     plan = make(error.least_bytes) if error.least_bytes > 0 else None
     if plan is None or reserved_bytes_of(plan) <= error.least_bytes:
         return error

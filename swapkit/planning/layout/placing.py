@@ -52,7 +52,7 @@ class _Placement:
     method: str
 
 
-def place(
+def place(  # noqa: PLR0913 - limits of the search, by keyword
     lifetimes: Lifetimes,
     *,
     seconds: float = SECONDS,
