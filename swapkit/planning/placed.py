@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from swapkit.errors import InfeasibleBudget
 from swapkit.planning.beside import go_on
 from swapkit.planning.layout.lifetimes import find_lifetimes
-from swapkit.planning.layout.placing import place
+from swapkit.planning.layout.placing import place_quickly
 from swapkit.planning.planner import make_plan, make_plans
 from swapkit.simulation.timeline import simulate
 from swapkit.units import format_bytes
@@ -51,7 +51,7 @@ def predict_reserved(trace: Trace, plan: Plan, machine: Machine) -> Plan:
         return plan
     schedule = simulate(trace, plan, replace(machine, budget_bytes=plan.budget_bytes))
     step = find_lifetimes(trace, plan, schedule, in_session=True, rounding_bytes=AS_RECORDED)
-    layout = place(
+    layout = place_quickly(
         step.lifetimes,
         tolerance=TOLERANCE,
         effort=EFFORT,

@@ -57,25 +57,25 @@ def find_event_lives(trace: Trace) -> dict[int, EventLife]:
     return lives
 
 
-class Moves(NamedTuple):
+class EventMoves(NamedTuple):
     """The events at which a storage is released and prefetched; -1: not set."""
 
     goes: int
     comes: int
 
 
-def find_moves(operators: Sequence[int], life: EventLife, decision: Decision) -> Moves:
+def find_moves(operators: Sequence[int], life: EventLife, decision: Decision) -> EventMoves:
     """Return the events at which a swapped storage is released and prefetched."""
     goes = comes = NEVER
     if decision.release is not None:
         goes = max(bisect_right(operators, decision.release) - 1, life.last_save)
     if decision.prefetch is None:
-        return Moves(goes, comes)
+        return EventMoves(goes, comes)
     # A prefetch that is not due before the operator of the first use is left to that use: at the
     # event before, the operators in between still need the memory.
     if life.first_use == len(operators) or decision.prefetch < operators[life.first_use]:
         comes = min(_event_before(operators, decision.prefetch), life.first_use - 1)
-    return Moves(goes, comes)
+    return EventMoves(goes, comes)
 
 
 def _event_before(operators: Sequence[int], operator: int) -> int:

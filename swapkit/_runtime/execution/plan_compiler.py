@@ -19,7 +19,7 @@ from swapkit._runtime.shim.placement import COPY_TIERS
 from swapkit.errors import PlanMismatch
 from swapkit.ir.plans import Action, Tier
 from swapkit.ir.traces import BEFORE, EventKind, Phase
-from swapkit.simulation.event_moves import NEVER, Moves, find_event_lives, find_moves
+from swapkit.simulation.event_moves import NEVER, EventMoves, find_event_lives, find_moves
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -182,7 +182,7 @@ def _storage_rows(
     }
     for number, storage in enumerate(trace.storages):
         decision = planned.get(number)
-        moves = swapped.get(number, Moves(NEVER, NEVER))
+        moves = swapped.get(number, EventMoves(NEVER, NEVER))
         place = order.get(number, 0)
         yield lives[number].last_save if number in lives else 0
         yield int(COPY_TIERS[decision.tier] if decision is not None else Tier.ANY)

@@ -52,14 +52,13 @@ class _Placement:
     method: str
 
 
-def place(  # noqa: PLR0913 - limits of the search, by keyword
+def place(
     lifetimes: Lifetimes,
     *,
     seconds: float = SECONDS,
     seed: int = 0,
     tolerance: float = TOLERANCE,
     capacity: int | None = None,
-    effort: float = 1.0,
     should_stop: Callable[[], bool] | None = None,
 ) -> MemoryLayout:
     """Return addresses for lifetimes, with a height close to the most bytes alive at any time.
@@ -75,7 +74,6 @@ def place(  # noqa: PLR0913 - limits of the search, by keyword
         tolerance: the search ends at a layout that is higher than the lower bound by this share.
         capacity: the search ends at a layout of this height instead, and looks for it longer. The
             layout may still be higher: compare its height.
-        effort: share of the work of improvement; below 1, without an exact search.
         should_stop: polled on this thread; True ends the search as `seconds` does. Its errors end
             the search and are raised.
 
@@ -86,12 +84,43 @@ def place(  # noqa: PLR0913 - limits of the search, by keyword
     if not (seconds >= 0 and tolerance >= 0 and (capacity is None or capacity >= 0)):
         message = f"seconds ({seconds}), tolerance ({tolerance}) and capacity must not be negative"
         raise InvalidArgument(message)
-    limits = SearchLimits(seconds, should_stop)
+    search = partial(_Search, lifetimes, seed, effort=1.0)
+    return _run(search, lifetimes, tolerance, capacity, SearchLimits(seconds, should_stop))
+
+
+def place_quickly(
+    lifetimes: Lifetimes,
+    *,
+    effort: float,
+    tolerance: float,
+    seconds: float = SECONDS,
+    should_stop: Callable[[], bool] | None = None,
+) -> MemoryLayout:
+    """Return addresses as `place` does, with less improvement and without an exact search.
+
+    Args:
+        lifetimes: the items.
+        effort: share of the work of improvement, below 1.
+        tolerance: as for `place`.
+        seconds: as for `place`.
+        should_stop: as for `place`.
+    """
+    search = partial(_Search, lifetimes, 0, effort=effort)
+    return _run(search, lifetimes, tolerance, None, SearchLimits(seconds, should_stop))
+
+
+def _run(
+    make_search: Callable[[SearchLimits], _Search],
+    lifetimes: Lifetimes,
+    tolerance: float,
+    capacity: int | None,
+    limits: SearchLimits,
+) -> MemoryLayout:
     if not len(lifetimes):
         return _finish(lifetimes, np.zeros(0, np.int64), 0, "no items", limits)
     if not IS_THERE:
         return _place_without_core(lifetimes, tolerance, capacity, limits)
-    search = _Search(lifetimes, seed, limits, effort)
+    search = make_search(limits)
     search.target = int(search.bound * (1 + tolerance)) if capacity is None else capacity
     best = search.run(has_capacity=capacity is not None)
     return _finish(lifetimes, best.offsets, search.bound, best.method, limits)
@@ -141,7 +170,7 @@ class _Search:
     """One call of `place`."""
 
     def __init__(
-        self, lifetimes: Lifetimes, seed: int, limits: SearchLimits, effort: float
+        self, lifetimes: Lifetimes, seed: int, limits: SearchLimits, *, effort: float
     ) -> None:
         self.lifetimes = lifetimes
         self.seed = seed * 1_000_003 % (1 << 63)

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from swapkit._native.pool import RingEvent, RingKind
 from swapkit._runtime.model.tracker import ModuleTracker
 from swapkit._runtime.recording.notes import Setting
 from swapkit._runtime.recording.recorder import Recorder
-from swapkit._runtime.recording.tables import clocks
-from swapkit._runtime.recording.tables.clocks import HostTimer, StreamTimer, Workspaces
+from swapkit._runtime.recording.tables.clocks import HostTimer, StreamTimer
 from swapkit._runtime.torch_compat.stream_delays import DELAY_SECONDS, LONGEST_SECONDS, Delays
 from tests.unit._runtime.fake_streams import Device, Event, Module, SleepingModule, Stream
 
@@ -385,45 +383,3 @@ def test_time_of_the_host_when_memory_is_made_then_it_stands_still(
     timer.go_on()
     timer.go_on()  # without a beginning: it began before anybody looked
     assert timer.end(begun, None, None) == 2.0
-
-
-class FakeRing:
-    """A ring with given events."""
-
-    def __init__(self, events: list[RingEvent]) -> None:
-        self.events = events
-
-    def read(self) -> tuple[list[RingEvent], int]:
-        return self.events, 0
-
-
-def ring_event(kind: RingKind, nbytes: int, in_use_bytes: int) -> RingEvent:
-    return RingEvent(
-        time_ns=0,
-        kind=kind,
-        nbytes=nbytes,
-        in_use_bytes=in_use_bytes,
-        reserved_bytes=in_use_bytes,
-        tag=0,
-    )
-
-
-@pytest.mark.parametrize("rescued", [0, 30, 80])
-def test_workspace_when_a_rescue_frees_memory_inside_then_that_is_not_counted(rescued: int) -> None:
-    made, workspace, before = 10, 40, 100
-    events = [ring_event(RingKind.OP_BEGIN, clocks._OURS, before)]
-    if rescued:
-        events.append(ring_event(RingKind.GIVE, rescued, before - rescued))
-        events.append(ring_event(RingKind.RESCUE, rescued, before - rescued))
-    level = before - rescued
-    events += [
-        ring_event(RingKind.TAKE, made, level + made),
-        ring_event(RingKind.TAKE, workspace, level + made + workspace),
-        ring_event(RingKind.GIVE, workspace, level + made),
-        ring_event(RingKind.OP_END, clocks._OURS, level + made),
-    ]
-    workspaces = Workspaces(None)
-    workspaces._ring = FakeRing(events)  # type: ignore[assignment]
-    workspaces._read()
-    assert workspaces.bytes_of(0) == workspace
-    assert workspaces.after == [level + made]
