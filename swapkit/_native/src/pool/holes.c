@@ -24,6 +24,7 @@ sk__stay *sk__stays_make(const sk_place *places, size_t count) {
         return NULL;
     }
     for (size_t i = 0; i < count; i++) {
+        sk_assert(places[i].room_bytes > 0 && places[i].room_bytes >= places[i].nbytes);
         stays[i] = (sk__stay){
             .offset = places[i].offset,
             .room_bytes = places[i].room_bytes,
@@ -44,6 +45,8 @@ void sk__stays_set(sk_pool *pool, sk__stay *stays, size_t count) {
     pool->lives.searches = 0;
     pool->lives.planned_length = 0;
     for (size_t i = 0; i < count; i++) {
+        sk_assert(stays[i].begin < stays[i].end);
+        sk_assert(i == 0 || stays[i - 1].offset <= stays[i].offset);
         uint64_t end = stays[i].end != UINT64_MAX ? stays[i].end : 0;
         pool->lives.planned_length = sk__max(pool->lives.planned_length, end);
     }
@@ -70,6 +73,7 @@ static span span_expected(const sk__lives *lives, const sk__life *life) {
  * the next step. */
 static bool is_needed(const sk__lives *lives, const sk__stay *stay, const span *time) {
     uint64_t length = lives->planned_length;
+    sk_assert(time->begin <= time->end);
     bool wraps = time->end > length && stay->begin < time->end - length;
     bool meets = stay->begin < time->end && time->begin < stay->end;
     return stay->end == UINT64_MAX || meets || wraps;
@@ -91,6 +95,7 @@ sk__gap sk__hole_find(const sk_pool *pool, const sk__request *request) {
         return gap;
     }
     span time = span_expected(lives, request->life);
+    sk_assert(lives->range != NULL && lives->stats.height_bytes <= lives->range->nbytes);
     uintptr_t base = lives->range->address;
     size_t from = 0;
     for (size_t i = 0; i < lives->stay_count && gap.address == 0; i++) {

@@ -29,6 +29,7 @@ sk__gap sk__gap_find(const sk_pool *pool, const sk__request *request, uintptr_t 
         block = block->right;
     }
     bool is_there = request->nbytes <= to - from && first != NULL;
+    sk_assert(!is_there || (first->address <= from && from % SK_ROUND_BYTES == 0));
     return (sk__gap){is_there ? from : 0, first};
 }
 
