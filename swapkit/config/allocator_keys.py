@@ -119,7 +119,7 @@ def parse_divisions(value: str) -> tuple[int, ...]:
 
 
 _TRUE = "True or False"
-_NO_LIFETIMES = "none: swapkit has no pools by lifetime; ranges of virtual memory do not fragment"
+_NO_LIFETIMES = "none: `install(lifetimes=True)` keeps memory apart by its lifetime"
 _PINNED = "none: swapkit pins the host memory of its copies itself"
 KEYS: dict[str, AllocatorKey] = {
     "max_split_size_mb": AllocatorKey(
