@@ -88,5 +88,5 @@ def test_keys_when_they_have_no_effect_then_reported_once() -> None:
         "page_size",  # of NPUs; the pool is on the CPU
     ]
     assert lines[0].endswith(
-        "no effect: swapkit has no pools by lifetime; ranges of virtual memory do not fragment"
+        "no effect: `install(lifetimes=True)` keeps memory apart by its lifetime"
     )
