@@ -112,7 +112,7 @@ class InPool:
         if before is not None and after is not None and before.height_bytes:
             figures |= {
                 "layout_bytes": after.height_bytes,
-                "hit_bytes": max(0, after.hit_bytes - before.hit_bytes),
+                "hit_bytes": max(0, after.planned_bytes - before.planned_bytes),
                 "served_bytes": max(0, after.served_bytes - before.served_bytes),
             }
         return figures

@@ -10,7 +10,8 @@ allocator, glibc. Each way has its own process; all take turns, step by step.
 - `ratio`: peak of the reserved memory over the peak of the requested bytes, both of the last steps,
   in which sessions are stable. For glibc: what the process's peak of resident memory, as the kernel
   reports it, grew by, over the requested bytes of the same program without a budget.
-- `hit_share`: of the bytes requested in those steps, those served at their planned addresses.
+- `hit_share`: of the bytes requested in those steps, those served in the memory of the layout: at
+  their planned addresses, or in holes where no other request is planned meanwhile.
 - `maps`: granules mapped in a step, the most. Late: a session that was not stable yet, or without
   a layout, after the most steps that are tried.
 - `time_ratio`: seconds of a step over those of the unplanned way in the same turn, the median;

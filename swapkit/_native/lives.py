@@ -98,14 +98,19 @@ class LayoutStats:
     unplanned_bytes: int
 
     @property
+    def planned_bytes(self) -> int:
+        """The bytes of the requests in the layout's memory."""
+        return self.hit_bytes + self.hole_bytes
+
+    @property
     def served_bytes(self) -> int:
         """The bytes of all requests."""
-        return self.hit_bytes + self.hole_bytes + self.missed_bytes + self.unplanned_bytes
+        return self.planned_bytes + self.missed_bytes + self.unplanned_bytes
 
     @property
     def hit_share(self) -> float:
         """The share of bytes that lie in the layout's memory; 1: there were no requests."""
-        return (self.hit_bytes + self.hole_bytes) / self.served_bytes if self.served_bytes else 1.0
+        return self.planned_bytes / self.served_bytes if self.served_bytes else 1.0
 
 
 class Lives:
