@@ -172,6 +172,8 @@ class PlannedPool:
             lower_bound_bytes=items.measure(),
             hits=after.hits - before.hits,
             hit_bytes=after.hit_bytes - before.hit_bytes,
+            holes=after.holes - before.holes,
+            hole_bytes=after.hole_bytes - before.hole_bytes,
             misses=after.misses - before.misses,
             missed_bytes=after.missed_bytes - before.missed_bytes,
             unplanned=after.unplanned - before.unplanned,

@@ -50,6 +50,8 @@ class LayoutReport:
     lower_bound_bytes: int  # no layout of these blocks is lower
     hits: int  # at the planned address
     hit_bytes: int
+    holes: int  # elsewhere in the layout's memory
+    hole_bytes: int
     misses: int  # planned, but not free
     missed_bytes: int
     unplanned: int
@@ -59,12 +61,13 @@ class LayoutReport:
     @property
     def requests(self) -> int:
         """The number of requests."""
-        return self.hits + self.misses + self.unplanned
+        return self.hits + self.holes + self.misses + self.unplanned
 
     @property
     def hit_share(self) -> float:
         """The share of bytes that lie as planned."""
-        return self.hit_bytes / (self.hit_bytes + self.missed_bytes + self.unplanned_bytes)
+        others = self.hole_bytes + self.missed_bytes + self.unplanned_bytes
+        return self.hit_bytes / (self.hit_bytes + others)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

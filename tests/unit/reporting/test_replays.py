@@ -32,7 +32,7 @@ PLANNED = AllocatorReport(
     is_planned=True,
     layout=LayoutReport(
         height_bytes=int(10.2 * GIB), lower_bound_bytes=10 * GIB + 64 * MIB,
-        hits=40, hit_bytes=30 * GIB, misses=2, missed_bytes=GIB,
+        hits=40, hit_bytes=30 * GIB, holes=0, hole_bytes=0, misses=2, missed_bytes=GIB,
         unplanned=1, unplanned_bytes=GIB, maps=3,
     ),
 )  # fmt: skip
