@@ -56,6 +56,7 @@ class BlockInfo:
     stream: int  # address of the stream whose order its use follows
     tag: int
     state: BlockState
+    age: int = 0  # steps that have ended since it was taken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +138,7 @@ def _block_info(block: Any) -> BlockInfo:
         stream=block.stream,
         tag=block.tag,
         state=BlockState(block.state),
+        age=block.age,
     )
 
 

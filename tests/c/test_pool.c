@@ -282,6 +282,12 @@ static void tags(fixture *f) {
     void *plain = take(f, KIB, NULL);
     CHECK_EQUAL(TAG, block_at(f, tagged).tag);
     CHECK_EQUAL(0, block_at(f, plain).tag);
+    sk_pool_note(f->pool, SK_RING_MARK, 0);
+    void *later = take(f, KIB, NULL);
+    sk_pool_note(f->pool, SK_RING_MARK, 0);
+    CHECK_EQUAL(1, block_at(f, later).age);
+    CHECK_EQUAL(2, block_at(f, plain).age);
+    give(f, later);
     give(f, tagged);
     give(f, plain);
 }

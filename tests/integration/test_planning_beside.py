@@ -75,7 +75,7 @@ class Gate:
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     made = Gate()
-    monkeypatch.setattr(plan_making, "make_plans", made)
+    monkeypatch.setattr(plan_making, "make_placed_plans", made)
     return made
 
 
@@ -303,7 +303,7 @@ def make_plans(trace, **options):
         go_on()
         time.sleep(0.001)
 
-plan_making.make_plans = make_plans
+plan_making.make_placed_plans = make_plans
 plan_making.measure_machine = steady_machine_like
 training = make_training()
 session = swapkit.budget("1GiB", training.model, training.optimizer)

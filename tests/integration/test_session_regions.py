@@ -127,7 +127,7 @@ def test_plan_when_parts_keep_what_the_user_saves_then_that_moves_and_the_rest_i
     plain = train_plainly(lambda: make_part("saved"), 2)
     with (
         planning_at_once(),
-        swapkit.budget(plain.budget(0.5), training.model, training.optimizer) as session,
+        swapkit.budget(plain.budget(0.45), training.model, training.optimizer) as session,
     ):
         train(session, training, STEPS)
         trace, plan = session._active.status().trace, session.plan  # type: ignore[union-attr]

@@ -102,6 +102,7 @@ typedef struct sk_block_info {
     size_t nbytes;
     size_t requested_bytes;
     uintptr_t stream; /* the stream whose order its use follows */
+    uint64_t age;     /* steps that have ended since it was taken */
     uint32_t tag;
     uint32_t state; /* sk_block_state */
 } sk_block_info;

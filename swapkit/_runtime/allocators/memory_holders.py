@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from swapkit._native.lives import TAG_OPTIMIZER
 from swapkit._native.pool import BlockState
 from swapkit._runtime.model.tracker import BACKWARD
 from swapkit._runtime.thread_state import thread_state
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from swapkit._runtime.saved.device import Device
 
 NESTED = 3  # depth of nested containers searched for optimizer states
+UNCOLLECTED_AGE = 3  # steps
 
 
 class _Found(NamedTuple):
@@ -56,6 +58,29 @@ def find_holders(device: Device, tracker: ModuleTracker) -> list[Holder]:
     return _sum_up(
         (names.get(block.address) or _name_tag(block.tag, tracker), block.nbytes)
         for block in blocks
+    )
+
+
+def find_uncollected(device: Device, tracker: ModuleTracker, steps: int) -> list[Holder]:
+    """Return who made memory in a step that is still in use steps later, largest first.
+
+    Such a block is neither a parameter, gradient, buffer nor optimizer state, and no memory from
+    the first step: most often, the program keeps a tensor that it does not need.
+
+    Args:
+        device: its pool's blocks.
+        tracker: knows the modules.
+        steps: that a session has counted.
+    """
+    assert device.pool is not None
+    names = _name_tensors(_find(tracker), device)
+    return _sum_up(
+        (_name_tag(block.tag, tracker), block.nbytes)
+        for block in device.pool.blocks()
+        if block.state is BlockState.IN_USE
+        and UNCOLLECTED_AGE <= block.age < steps
+        and not block.tag & TAG_OPTIMIZER
+        and block.address not in names
     )
 
 

@@ -39,7 +39,7 @@ from swapkit._runtime.torch_compat.dispatch_modes import can_stay, drop_left
 from swapkit._runtime.torch_compat.internals import tracing_state
 from swapkit.planning.selection.cases import Stage
 from swapkit.planning.selection.learner import CASES_KEPT, STRANGE
-from swapkit.planning.selection.outcomes import Instruction, Outcome, StepMode
+from swapkit.planning.selection.outcomes import Instruction, Outcome, StepMode, Timing
 
 if TYPE_CHECKING:
     from swapkit._runtime.allocators.installed_pool import Installation
@@ -364,11 +364,13 @@ class PlanController:
             self._times.add(self._learner.kind, taken.seconds)
         self._bypass.end_step(executor, report)
         device = self._installation.device
+        # Once steps lie at planned addresses, they no longer move free memory together.
+        moving = device.moving_seconds() - self._moving_before
+        is_waited_for = taken.timing is Timing.HOST
         outcome = Outcome(
-            seconds=taken.seconds,
+            seconds=max(0.0, taken.seconds - moving) if is_waited_for else taken.seconds,
             timing=taken.timing,
             is_host_bound=taken.is_host_bound,
-            moving_seconds=max(0.0, device.moving_seconds() - self._moving_before),
             rescues=self._swapper.evictor.count - self._rescues_before,
             deviation="" if report is None else report.deviation or "",
             trace=trace,

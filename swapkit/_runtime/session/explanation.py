@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from swapkit._runtime.allocators.memory_holders import UNCOLLECTED_AGE
 from swapkit.planning.planner import POLICIES, trade_offs
 from swapkit.planning.reasons import explain_decisions
 from swapkit.reporting.machines import format_seconds
@@ -46,6 +47,18 @@ def explain(stats: SessionStats, status: PlanStatus, policy: str, outside: Seque
         )
         lines += format_holders(outside)
     return "\n".join(lines)
+
+
+def explain_uncollected(holders: Sequence[Holder]) -> list[str]:
+    """Return lines about memory that steps made and that stays in use, if there is any."""
+    if not holders:
+        return []
+    total_bytes = sum(holder.nbytes for holder in holders)
+    return [
+        f"uncollected (made in a step, and still in use {UNCOLLECTED_AGE} steps later or more): "
+        f"{format_bytes(total_bytes)}",
+        *format_holders(holders),
+    ]
 
 
 def explain_layout(stats: LayoutStats) -> list[str]:

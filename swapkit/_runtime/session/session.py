@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 from swapkit._native.lib import raise_interruption
 from swapkit._runtime.allocators.advice import advise_layout
 from swapkit._runtime.allocators.installation import ensure_installation
-from swapkit._runtime.allocators.memory_holders import find_outside
+from swapkit._runtime.allocators.memory_holders import find_outside, find_uncollected
 from swapkit._runtime.control.plan_status import PlanStatus
 from swapkit._runtime.process.undo import add_notes, raise_first
-from swapkit._runtime.session.explanation import explain, explain_layout
+from swapkit._runtime.session.explanation import explain, explain_layout, explain_uncollected
 from swapkit._runtime.session.life import SessionLife, finish_ended
 from swapkit._runtime.session.stats import list_metrics, summarize
 from swapkit._runtime.torch_compat.fork_locks import make_fork_lock
@@ -141,7 +141,9 @@ class Session:
         """
         stats = self.stats
         assert self._installation is not None
-        outside = find_outside(self._installation.device, self._installation.tracker)
+        device, tracker = self._installation.device, self._installation.tracker
+        outside = find_outside(device, tracker)
+        uncollected = explain_uncollected(find_uncollected(device, tracker, stats.steps))
         advice = advise_layout(
             self._installation.pool.stats(),
             separates=self._installation.separates_lives,
@@ -151,7 +153,7 @@ class Session:
         layout = self._installation.layout
         places = [] if layout is None else explain_layout(layout.stats())
         text = explain(stats, self._look(), self._policy_name, outside)
-        texts = [text, *places, *threads, *advice]
+        texts = [text, *uncollected, *places, *threads, *advice]
         return "\n".join(texts)
 
     def save_plan(self, path: str | os.PathLike[str]) -> None:

@@ -60,7 +60,6 @@ class Tried:
     rescues: int
     is_host_bound: bool = False  # whether `seconds` is host time, and longer than predicted
     is_known: bool = False  # whether `seconds` is the median of several steps
-    moving_seconds: float = 0.0  # of the step, in moves of free memory
     share: float = 1.0  # of the budget that the plan is for
 
     @property
@@ -77,9 +76,8 @@ class Tried:
 def find_best(trials: Sequence[Tried], host: HostTime | None = None) -> Tried:
     """Return the trial to follow: the one with the fewest rescues, then the fastest.
 
-    If times differ by no more than two steps of one plan may, the prediction decides, plus the time
-    for moves of free memory, which predictions do not include. `host`: the host's time, which
-    then counts for all trials.
+    If times differ by no more than two steps of one plan may, the prediction decides. `host`: the
+    host's time, which then counts for all trials.
     """
     fewest = min(trial.rescues for trial in trials)
     held = [trial for trial in trials if trial.rescues == fewest]
@@ -93,7 +91,7 @@ def _predict(trial: Tried, host: HostTime | None) -> float:
     if host is not None:
         swapped, recomputed = trial.plan.count_moved()
         seconds = max(seconds, host.of(swapped=swapped, recomputed=recomputed))
-    return seconds + trial.moving_seconds
+    return seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +140,6 @@ class Case:
     rescued: deque[bool] = field(default_factory=lambda: deque(maxlen=WATCHED_STEPS))
     looks: list[float] = field(default_factory=list)  # times of steps with the chosen plan
     is_refined: bool = False  # whether a plan that considers the host's time was requested
-    roomier: int = 0  # requested plans that leave more free, to move less free memory
     leader: Plan | None = None  # the candidate of the last step, which lets the host get ahead
     slow: tuple[Plan, float] | None = None  # a candidate that is timed again, and its first time
 
@@ -215,37 +212,24 @@ class Case:
         """Return the trial of the current candidate; None: try the candidate once more.
 
         The time that counts is the pace of steps in a row, in which the host gets ahead of the
-        device. The first steps with a plan map or move memory. So a candidate that seems slower
-        than predicted gets two more steps; on a CPU, a plan that leaves more memory free gets one
-        more if it seems slower than the other candidates.
+        device. The first steps with a plan map memory. So a candidate that seems slower than
+        predicted gets two more steps.
         """
         plan, self.leader = self.candidates[0], None
-        tried = Tried(
-            plan,
-            outcome.seconds,
-            outcome.rescues,
-            moving_seconds=outcome.moving_seconds,
-            share=self.candidates_share,
-        )
-        if outcome.rescues or (outcome.timing is Timing.HOST and not self.roomier):
+        tried = Tried(plan, outcome.seconds, outcome.rescues, share=self.candidates_share)
+        if outcome.rescues or outcome.timing is Timing.HOST:
             return tried
         if outcome.timing is Timing.LEAD:
             self.leader = plan
             return None
         predicted = tried.device_seconds
-        expected = self._fastest if outcome.timing is Timing.HOST else predicted
         if self.slow is not None and self.slow[0] is plan:
             tried.seconds = min(tried.seconds, self.slow[1])
-        elif tried.seconds * FASTER > expected:
+        elif tried.seconds * FASTER > predicted:
             self.slow = plan, tried.seconds
             return None
         tried.is_host_bound = outcome.is_host_bound and tried.seconds * FASTER > predicted
         return tried
-
-    @property
-    def _fastest(self) -> float:
-        """The seconds of the fastest trial."""
-        return min(each.seconds for each in self.trials)
 
     def has_tried(self, plan: Plan) -> bool:
         """Return whether a plan with the same moves was tried."""

@@ -59,11 +59,6 @@ CASES_KEPT = 16
 # After a rescue plans leave this share of the budget more free, then twice as much more, and so on.
 # A learner whose plans are not checked by addresses begins with it: some free pieces are too small.
 MARGIN = 0.02
-# Where memory has one address at a time, each step must move free pieces together again. A move
-# also flushes the processor's TLB, so later operators are slower, too. If moves take the share
-# `MOVING` of a step, try a plan that leaves `ROOM` more of the budget free, and one more if that
-# plan is better and still moves too much.
-MOVING, ROOM, ROOMIER = 0.005, 0.12, 2
 EXTRA_STEPS = 2  # of a search if no candidate has held yet
 STRANGE = "strange"  # the kind of all steps that have no plan of their own
 STRANGERS = 4  # steps in a row without a plan of their own, before one is made for all of them
@@ -237,7 +232,7 @@ class Learner(Taking):
         if case is self._general:
             case.trace = self._any.record(outcome.trace, self._length)
         case.recordings += 1
-        case.retreats, case.is_refined, case.roomier = 0, False, 0
+        case.retreats, case.is_refined = 0, False
         is_single = case.changes or case is self._general  # its steps are not comparable
         self._plan(case, 1 if is_single else self._search_steps)
 
@@ -289,7 +284,7 @@ class Learner(Taking):
         if wanted > 0:
             self._retreat(case, wanted)
             return
-        if case.candidates or not (self._refine(case) or self._make_room(case)):
+        if case.candidates or not self._refine(case):
             self._choose(case)
 
     def _count_replaced(self, case: Case, trial: Tried) -> int:
@@ -314,27 +309,10 @@ class Learner(Taking):
             return False
         assert case.trace is not None
         case.trace = replace(case.trace, host=host)
-        self._ask_for_one_more(case, best, case.share)
-        return True
-
-    def _make_room(self, case: Case) -> bool:
-        """Request a plan with more free memory if moves take long; return whether one was."""
-        best = self._find_best(case)
-        has_helped = not case.roomier or best is case.trials[-1]
-        is_moving = best.moving_seconds > MOVING * best.seconds
-        if best.rescues or not is_moving or not has_helped or case.roomier == ROOMIER:
-            return False
-        case.roomier += 1
-        share = case.share - case.roomier * ROOM
-        self._ask_for_one_more(case, best, share, share + ROOM / 2)
-        return True
-
-    def _ask_for_one_more(self, case: Case, best: Tried, *shares: float) -> None:
-        """Request one more candidate, and follow the best plan until it arrives."""
-        assert case.trace is not None
-        case.candidates = [best.plan]
-        request = Request(trace=case.trace, count=1, shares=shares)
+        case.candidates = [best.plan]  # until the new plan arrives
+        request = Request(trace=case.trace, count=1, shares=(case.share,))
         self._ask(Asked(case, request, is_refined=True))
+        return True
 
     def _find_best(self, case: Case) -> Tried:
         """Return the best trial, whose plan the session should follow."""

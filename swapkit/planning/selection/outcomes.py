@@ -45,7 +45,6 @@ class Outcome:
     seconds: float
     timing: Timing = Timing.HOST  # how `seconds` was measured; on a CPU, HOST is device time
     is_host_bound: bool = False  # whether the host was busy all the time: `Timing.PACE`
-    moving_seconds: float = 0.0  # part of `seconds` spent moving free memory together
     rescues: int = 0
     deviation: str = ""  # where the step left the plan; empty: nowhere
     trace: Trace | None = None  # the recorded trace

@@ -96,7 +96,7 @@ def test_plan_when_its_layout_is_too_high_then_one_for_less_memory_takes_its_pla
     lowered = refused = 0
     for seed in SEEDS:
         trace = random_trace(seed)
-        machine = machine_of(int(trace.peak_bytes * 0.8))
+        machine = machine_of(int(trace.peak_bytes * 0.6))
         try:
             plain = predict_reserved(trace, make_plan(trace, machine), machine)
         except InfeasibleBudget:

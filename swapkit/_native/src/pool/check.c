@@ -58,6 +58,7 @@ size_t sk_pool_blocks(sk_pool *pool, sk_block_info *out, size_t capacity) {
                     .nbytes = block->nbytes,
                     .requested_bytes = block->requested_bytes,
                     .stream = (uintptr_t)block->lane->stream,
+                    .age = pool->steps - block->step,
                     .tag = block->tag,
                     .state = state_shown(block->state),
                 };

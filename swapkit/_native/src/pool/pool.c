@@ -320,6 +320,7 @@ static sk_status take_locked(sk_pool *pool, const sk__request *request, sk__bloc
     block->state = SK_IN_USE;
     block->requested_bytes = request->requested_bytes;
     block->tag = thread_tag;
+    block->step = pool->steps;
     bool is_planned = block->segment->arena == SK_PLANNED;
     if (!is_planned && sk__has_place(pool, request)) {
         sk__place_note(pool, request, block->address);

@@ -73,6 +73,7 @@ struct sk__block {
     sk__lane *lane;          /* NULL while idle */
     sk__use *uses;           /* other streams that use it */
     uint64_t given_at;       /* lane->clock when it was given back */
+    uint64_t step;           /* pool->steps when it was taken */
     sk__life *life;          /* of the request that took it; NULL: not noted */
     uint32_t tag;
     sk__state state;

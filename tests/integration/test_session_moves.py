@@ -1,4 +1,4 @@
-"""Where moves of free memory take long, a session tries plans that leave more memory free."""
+"""Moves of free memory end with planned addresses, so plans on trial are not judged by them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from swapkit.planning.selection import cases
 from tests.support.sessions import make_training, train_both
 
 SHARE, STEPS = 0.8, 16
-LEFT_AT_FIRST = 0.97  # of this small budget; the rest is for the ends of a layout, and its gaps
+LEFT = 0.97  # of this small budget; the rest is for the ends of a layout, and its gaps
 
 pytestmark = pytest.mark.usefixtures("installation", "steady_machine")
 
 
 @pytest.mark.parametrize("moves", [False, True])
-def test_search_when_moves_take_long_then_the_plan_leaves_more_free_and_bits_stay(
+def test_search_when_moves_take_long_then_the_plan_uses_the_budget_all_the_same(
     moves: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -29,5 +29,4 @@ def test_search_when_moves_take_long_then_the_plan_leaves_more_free_and_bits_sta
     assert log.stages[-1] == "stable"
     plan = log.session.plan
     assert plan is not None
-    share = plan.budget_bytes / log.session.limit_bytes
-    assert share < LEFT_AT_FIRST - 0.1 if moves else share == pytest.approx(LEFT_AT_FIRST, abs=0.03)
+    assert plan.budget_bytes / log.session.limit_bytes == pytest.approx(LEFT, abs=0.03)
