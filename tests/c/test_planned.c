@@ -133,6 +133,35 @@ SK_TEST(planned, test_step_when_cached_memory_fills_the_budget_then_it_moves_to_
     fixture_close(&f);
 }
 
+/* Such as an update without accumulation, or a step of one of two models. */
+SK_TEST(planned, test_step_when_shorter_ones_come_between_then_it_keeps_its_places) {
+    enum { NREQUESTS = 3000, SHORT_REQUESTS = 100, SHORT_STEPS = 12, NBYTES = 4 * KIB };
+    static sk_place layout[NREQUESTS];
+    fixture f = fixture_open(0, false);
+    sk_pool_set_lives(f.pool, SK_LIVES_NOTED);
+    for (uint32_t i = 0; i < NREQUESTS; i++) {
+        give(&f, take_at(&f, TAG + i % 2, NBYTES, NULL));
+        layout[i] = (sk_place){.nbytes = NBYTES, .room_bytes = NBYTES};
+        layout[i].tag = TAG + i % 2;
+        layout[i].turn = i / 2;
+    }
+    step_end(&f);
+    CHECK_OK(sk_pool_set_layout(f.pool, layout, NREQUESTS, NBYTES));
+    for (size_t step = 0; step < SHORT_STEPS; step++) {
+        for (size_t i = 0; i < SHORT_REQUESTS; i++) { /* of one of the two call sites, and others */
+            give(&f, take_at(&f, TAG, NBYTES, NULL));
+            give(&f, take_at(&f, TAG, (2 + step * SHORT_REQUESTS + i) * NBYTES, NULL));
+        }
+        step_end(&f);
+    }
+    sk_layout_stats before = layout_of(&f);
+    for (uint32_t i = 0; i < NREQUESTS; i++) {
+        give(&f, take_at(&f, TAG + i % 2, NBYTES, NULL));
+    }
+    CHECK_EQUAL(NREQUESTS, layout_of(&f).hits - before.hits);
+    fixture_close(&f);
+}
+
 /* Between steps, other work has the layout's memory; it comes back for the next step. */
 SK_TEST(planned, test_step_when_other_work_had_the_memory_then_it_comes_back) {
     fixture f = planned_open(HEIGHT);

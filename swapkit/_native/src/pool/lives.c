@@ -94,24 +94,43 @@ sk__site *sk__site_find(const sk_pool *pool, const sk__site *key) {
     return site != NULL && site->nbytes != 0 ? site : NULL;
 }
 
+/* Return the last record of a list that has a place; NULL: none has. */
+static sk__life *placed_last(sk__life *life) {
+    sk__life *last = NULL;
+    for (; life != NULL; life = life->next) {
+        last = life->place != 0 ? life : last;
+    }
+    return last;
+}
+
+/* Forget the records behind `life`, or all from `*first` on if it is NULL. */
+static void lives_cut(sk__lives *lives, sk__life **first, sk__life *life) {
+    sk__life **link = life != NULL ? &life->next : first;
+    lives_recycle(lives, *link);
+    *link = NULL;
+}
+
 /* Rebuild the table with the sites that had a request since `step`, without the records that step
- * `cut` did not need. False: no host memory. */
+ * `cut` did not need. Those with a place stay: a short step may come between two that need them.
+ * False: no host memory. */
 static bool sites_rebuild(sk__lives *lives, size_t capacity, uint64_t step, uint64_t cut) {
     sk__lives grown = {.sites = calloc(capacity, sizeof(sk__site)), .capacity = capacity};
     if (grown.sites == NULL) {
         return false;
     }
     for (size_t i = 0; i < lives->capacity; i++) {
-        const sk__site *site = &lives->sites[i];
+        sk__site *site = &lives->sites[i];
         if (site->latest != NULL && site->step == cut) {
-            lives_recycle(lives, site->latest->next);
-            site->latest->next = NULL;
+            sk__life *placed = placed_last(site->latest->next);
+            lives_cut(lives, &site->first, placed != NULL ? placed : site->latest);
         }
-        if (site->nbytes != 0 && site->step >= step) {
+        if (site->nbytes != 0 && site->step < step) {
+            lives_cut(lives, &site->first, placed_last(site->first));
+            site->latest = NULL;
+        }
+        if (site->nbytes != 0 && (site->step >= step || site->first != NULL)) {
             *site_entry(&grown, site) = *site;
             grown.count++;
-        } else if (site->nbytes != 0) {
-            lives_recycle(lives, site->first);
         }
     }
     sk_assert(grown.count <= lives->count);
@@ -288,7 +307,8 @@ void sk__lives_mark(sk_pool *pool) {
     lives->phase = 0;
     lives->in_backward = false;
     lives->searches = 0;
-    size_t most = SPARE_RATIO * lives->living + FIRST_SITES;
+    size_t needed = sk__max(lives->living, (size_t)lives->stats.places);
+    size_t most = SPARE_RATIO * needed + FIRST_SITES;
     if (lives->pins == 0 && (lives->life_count > most || lives->count > most)) {
         uint64_t oldest = pool->steps > IDLE_STEPS ? pool->steps - IDLE_STEPS : 0;
         (void)sites_rebuild(lives, lives->capacity, oldest, pool->steps - 1);
