@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "fixture.h"
+#include "pool/pool.h"
 #include "swapkit_lives.h"
 
 enum { TAG = 7, BACKWARD_TAG = 9 };
@@ -216,6 +217,46 @@ SK_TEST(planned, test_layout_when_replaced_or_removed_then_blocks_in_use_stay_ou
     fixture_close(&f);
 }
 
+/* Each layout leaves a block that stays, such as a tensor that the user keeps. */
+SK_TEST(planned, test_layout_when_replaced_often_then_its_ranges_are_few) {
+    enum { LAYOUTS = 100, MOST = 10, NBYTES = 4 * KIB };
+    fixture f = fixture_open(0, false);
+    sk_pool_set_lives(f.pool, SK_LIVES_NOTED);
+    give(&f, take_at(&f, TAG, NBYTES, NULL));
+    step_end(&f);
+    const sk_place place = {.nbytes = NBYTES, .room_bytes = NBYTES, .tag = TAG};
+    void *kept[LAYOUTS];
+    for (unsigned i = 0; i < LAYOUTS; i++) {
+        CHECK_OK(sk_pool_set_layout(f.pool, &place, 1, NBYTES));
+        kept[i] = take_at(&f, TAG, NBYTES, NULL);
+        pattern_write(kept[i], NBYTES, i);
+        step_end(&f);
+    }
+    size_t count = 0;
+    for (const sk__segment *each = f.pool->segments; each != NULL; each = each->next) {
+        count++;
+    }
+    CHECK(count <= MOST);
+    CHECK_OK(sk_pool_check(f.pool));
+    for (unsigned i = 0; i < LAYOUTS; i++) {
+        CHECK(pattern_holds(kept[i], NBYTES, i));
+        give(&f, kept[i]);
+    }
+    CHECK_OK(sk_pool_set_layout(f.pool, &place, 1, NBYTES));
+    give(&f, take_at(&f, TAG, NBYTES, NULL));
+    CHECK_EQUAL(1, layout_of(&f).hits);
+    fixture_close(&f);
+}
+
+SK_TEST(planned, test_layout_when_it_has_no_places_then_there_is_none) {
+    fixture f = fixture_open(0, false);
+    sk_pool_set_lives(f.pool, SK_LIVES_NOTED);
+    CHECK_OK(sk_pool_set_layout(f.pool, NULL, 0, HEIGHT));
+    CHECK_EQUAL(0, layout_of(&f).height_bytes);
+    give(&f, take_at(&f, TAG, FIRST, NULL));
+    fixture_close(&f);
+}
+
 SK_TEST(planned, test_layout_when_wrong_then_refused_and_the_old_one_holds) {
     fixture f = planned_open(0);
     sk_place wrong = places[0];
@@ -382,6 +423,22 @@ SK_TEST(planned, test_take_when_memory_may_last_then_never_in_a_hole) {
     CHECK_EQUAL(0, layout_of(&f).holes);
     CHECK_EQUAL(1, layout_of(&f).unplanned);
     give(&f, state);
+    fixture_close(&f);
+}
+
+SK_TEST(planned, test_take_when_much_memory_lasts_then_others_still_find_holes) {
+    enum { NSTATES = 100 };
+    fixture f = hot_open(1);
+    void *states[NSTATES];
+    for (int i = 0; i < NSTATES; i++) {
+        states[i] = take_at(&f, SK_TAG_OPTIMIZER, HOT / NSTATES, NULL);
+    }
+    hot_run(&f, true);
+    CHECK_EQUAL(NSTATES + 1, layout_of(&f).unplanned);
+    CHECK_EQUAL(NHOT - 1, layout_of(&f).holes);
+    for (int i = 0; i < NSTATES; i++) {
+        give(&f, states[i]);
+    }
     fixture_close(&f);
 }
 

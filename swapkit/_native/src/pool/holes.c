@@ -81,7 +81,7 @@ static bool is_needed(const sk__lives *lives, const sk__stay *stay, const span *
 
 /* ---- holes ----------------------------------------------------------------------------------- */
 
-static bool is_searched(const sk__lives *lives, const sk__life *life) {
+bool sk__hole_is_sought(const sk__lives *lives, const sk__life *life) {
     size_t most = sk__max(LEAST_SEARCHES, lives->stay_count / SEARCH_SHARE);
     bool lasts = life->place == 0 &&
                  (life->predicted == SK_LIFE_LASTING || life->predicted == SK_LIFE_CROSSING);
@@ -91,7 +91,7 @@ static bool is_searched(const sk__lives *lives, const sk__life *life) {
 sk__gap sk__hole_find(const sk_pool *pool, const sk__request *request) {
     const sk__lives *lives = &pool->lives;
     sk__gap gap = {0, NULL};
-    if (!is_searched(lives, request->life)) {
+    if (!sk__hole_is_sought(lives, request->life)) {
         return gap;
     }
     span time = span_expected(lives, request->life);

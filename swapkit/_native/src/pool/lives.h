@@ -85,6 +85,8 @@ typedef struct sk__gap {
 sk__stay *sk__stays_make(const sk_place *places, size_t count);
 /* Use a list of stays, or none; frees the one before. */
 void sk__stays_set(sk_pool *pool, sk__stay *stays, size_t count) SK_REQUIRES(pool->lock);
+/* Whether a request that is not served in its place may be served in a hole. */
+bool sk__hole_is_sought(const sk__lives *lives, const sk__life *life);
 /* Return addresses of the layout that no other request needs while the request's block lives. */
 sk__gap sk__hole_find(const sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock);
 /* Return the first addresses in [from, to) of the layout where a request can be served now. */

@@ -9,6 +9,8 @@
 #include "pool/alias.h"
 #include "pool/lives.h"
 
+enum { MOST_RANGES = 8 };
+
 /* ---- taking ---------------------------------------------------------------------------------- */
 
 /* Whether the lane may use a block, or its addresses, now. */
@@ -95,7 +97,7 @@ static void times_follow(sk__lives *lives, const sk__life *life, const sk__gap *
     if (life->place != 0 && !crosses) {
         lives->planned_at = life->begin;
     }
-    if (spot->address - life->place >= life->room_bytes) {
+    if (spot->address - life->place >= life->room_bytes && sk__hole_is_sought(lives, life)) {
         lives->searches++;
     }
 }
@@ -215,35 +217,48 @@ static sk_status range_open(sk_pool *pool, size_t height_bytes) SK_REQUIRES(pool
         return sk__fail(SK_UNSUPPORTED, "pool: a layout needs virtual memory");
     }
     sk_status status = sk__records_reserve(pool, SK_RECORDS_PER_TAKE);
-    status = status == SK_OK ? sk__range_add(pool, height_bytes, SK_PLANNED) : status;
-    pool->lives.range = status == SK_OK ? pool->segments : pool->lives.range;
-    return status;
+    return status == SK_OK ? sk__range_add(pool, height_bytes, SK_PLANNED) : status;
 }
 
-static bool is_unused(const sk__segment *segment) {
+/* Return the bytes that are not free in a segment. */
+static size_t bytes_used(const sk__segment *segment) {
     const sk__block *block = segment->first;
+    size_t used = 0;
     sk_assert(block != NULL && block->address == segment->address && block->left == NULL);
-    while (block != NULL && block->state != SK_IN_USE && block->state != SK_PENDING) {
-        block = block->right;
+    for (; block != NULL; block = block->right) {
+        bool is_free = sk__is_idle(block) || block->state == SK_CACHED;
+        used += is_free ? 0 : block->nbytes;
     }
-    return block == NULL;
+    return used;
 }
 
 /* Choose the layout's range. What is in use in one may stay for long, such as the weights of a
- * model that was made while there was a layout: it would be in the way in each step. */
+ * model that was made while there was a layout: it would be in the way in each step. But addresses
+ * are not endless: of many ranges, the one with the least in use serves. */
 static sk_status range_choose(sk_pool *pool, size_t height_bytes) SK_REQUIRES(pool->lock) {
+    sk__segment *best = NULL;
+    size_t least = SIZE_MAX;
+    size_t count = 0;
     for (sk__segment *each = pool->segments; each != NULL; each = each->next) {
-        if (each->arena == SK_PLANNED && each->nbytes >= height_bytes && is_unused(each)) {
-            sk_assert(each->starts.firsts != NULL); /* places are looked up by address */
-            pool->lives.range = each;
-            return SK_OK;
+        if (each->arena == SK_PLANNED && each->nbytes >= height_bytes) {
+            size_t used = bytes_used(each);
+            best = used < least ? each : best;
+            least = sk__min(least, used);
+            count++;
         }
     }
-    const sk__segment *former = pool->lives.range;
-    sk_status status = range_open(pool, height_bytes);
-    sk_assert(status != SK_OK || pool->lives.range->nbytes >= height_bytes);
-    bool serves = former != NULL && former->nbytes >= height_bytes;
-    return serves ? SK_OK : status; /* without more addresses, in the former one */
+    sk_status status = SK_OK;
+    if (least > 0 && count < MOST_RANGES) {
+        status = range_open(pool, height_bytes);
+        best = status == SK_OK ? pool->segments : best;
+    }
+    if (best == NULL) {
+        return status;
+    }
+    sk_assert(best->nbytes >= height_bytes);
+    sk_assert(best->starts.firsts != NULL); /* places are looked up by address */
+    pool->lives.range = best;               /* also without more addresses */
+    return SK_OK;
 }
 
 sk_status sk_pool_set_layout(sk_pool *pool, const sk_place *places, size_t count,
@@ -267,7 +282,7 @@ sk_status sk_pool_set_layout(sk_pool *pool, const sk_place *places, size_t count
     }
     if (status == SK_OK) {
         sk__layout_forget(pool);
-        lives->stats.height_bytes = height_bytes;
+        lives->stats.height_bytes = count > 0 ? height_bytes : 0;
         places_set(pool, places, count);
         sk__stays_set(pool, stays, count);
         stays = NULL;
