@@ -203,15 +203,15 @@ class PoolLayout:
         if repeated_share(buffer, times) < LEAST_REPEATED:
             self._put_off()
             return
-        self._job = ThreadJob(partial(_plan, buffer, times, longest=self._has_drifted))
+        job = ThreadJob(partial(_plan, buffer, times, longest=self._has_drifted))
+        self._job = job
         if is_at_once():
-            self._job.wait()
+            job.wait()
             self._adopt()
 
     def _adopt(self) -> None:
         job = self._job
-        assert job is not None
-        if not job.is_done:
+        if job is None or not job.is_done:  # None: the last user stopped on another thread
             return
         self._job = None
         try:
@@ -269,9 +269,9 @@ class PoolLayout:
         self._quiet, self._wait = 0, min(2 * self._wait, MOST_WAIT)
 
     def _drop(self) -> None:
-        if self._job is not None:
-            self._job.give_up()
-            self._job = None
+        job, self._job = self._job, None
+        if job is not None:
+            job.give_up()
         if self._is_planned:
             self._lives.set_layout(None, 0, 0)
             self._is_planned = False
