@@ -188,8 +188,9 @@ class PoolLayout:
             self._watch(before)
             return
         self._maps = self._counts.maps - before.maps
-        if self._job is not None:
-            self._adopt()
+        job = self._job  # another thread's `stop` may remove it at any time
+        if job is not None:
+            self._adopt(job)
         elif self._quiet >= self._wait:
             self._begin()
 
@@ -203,15 +204,13 @@ class PoolLayout:
         if repeated_share(buffer, times) < LEAST_REPEATED:
             self._put_off()
             return
-        job = ThreadJob(partial(_plan, buffer, times, longest=self._has_drifted))
-        self._job = job
+        self._job = job = ThreadJob(partial(_plan, buffer, times, longest=self._has_drifted))
         if is_at_once():
             job.wait()
-            self._adopt()
+            self._adopt(job)
 
-    def _adopt(self) -> None:
-        job = self._job
-        if job is None or not job.is_done:  # None: the last user stopped on another thread
+    def _adopt(self, job: ThreadJob[_Planned | None]) -> None:
+        if not job.is_done:
             return
         self._job = None
         try:

@@ -18,6 +18,7 @@ from swapkit._runtime.allocators import pool_layout
 from swapkit._runtime.allocators.pool_layout import MOST_DRIFT, QUIET_STEPS, PoolLayout
 from swapkit.planning.beside import at_once
 from tests.support import MIB
+from tests.support.threads import on_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,6 +90,42 @@ def test_layout_when_steps_repeat_then_they_lie_as_planned_and_nothing_more_is_r
     figures = steps.pool.stats()
     assert figures["maps"] == maps
     assert figures["reserved_bytes.all.peak"] <= 1.01 * figures["requested_bytes.all.peak"]
+
+
+class StoppedLayout(PoolLayout):
+    """A layout whose last user stops, on another thread, right after a step looks at the job."""
+
+    is_armed = False
+
+    def __getattribute__(self, name: str) -> object:
+        value = super().__getattribute__(name)
+        if name == "_job" and value is not None and self.is_armed:
+            self.is_armed = False
+            on_thread(lambda: self.stop("test"))
+        return value
+
+
+@pytest.mark.parametrize("is_settled", [True, False])
+def test_step_when_the_last_user_stops_meanwhile_then_it_ends_without_a_layout(
+    *, is_settled: bool
+) -> None:
+    backend = Backend.cpu()
+    pool = Pool(backend)
+    layout = StoppedLayout(pool)
+    layout.start("test")
+    steps = Steps(pool, layout)
+    with at_once(value=False):
+        run(steps, QUIET_STEPS)  # the last one begins a layout
+        layout.is_armed = True
+        steps.run(is_settled=is_settled)
+    assert not layout.is_armed
+    assert layout.stats().height_bytes == 0
+    layout.start("test")
+    run(steps, QUIET_STEPS + 1)
+    assert layout.stats().hit_share == 1.0
+    layout.stop("test")
+    pool.close()
+    backend.close()
 
 
 def test_layout_when_steps_are_not_settled_then_there_is_none(steps: Steps) -> None:
