@@ -353,6 +353,24 @@ def test_exit_when_tensors_and_sessions_are_alive_then_no_call_of_the_driver_is_
     assert lines == ["ends"]
 
 
+# The size of a device is known only once it is used.
+def test_install_when_more_is_reserved_than_the_device_has_then_each_use_says_so() -> None:
+    lines = run(
+        """
+        swapkit.install(device="cuda", reserve="100GiB")
+        for _ in range(2):
+            try:
+                torch.ones(1 << 10, device="cuda")
+            except RuntimeError as error:
+                print("expected less than the device's memory" in str(error))
+        swapkit.install(device="cuda", reserve="25%")
+        torch.ones(1 << 10, device="cuda")
+        print(swapkit.memory_stats("cuda")["budget_bytes"] / torch.cuda.mem_get_info()[1])
+        """
+    )
+    assert lines == ["True", "True", "0.75"]
+
+
 # ---- several devices ---------------------------------------------------------------------------
 
 

@@ -46,6 +46,7 @@ class AcceleratorAllocator:
         self.is_torchs = is_torchs
         self.installations: dict[int, PoolInstallation | NativeInstallation] = {}
         self._limits: dict[int | None, ProcessLimit] = {}  # by device; None: all other devices
+        self._unlimited: set[int] = set()  # devices whose limit was not yet applied
         if not is_torchs:
             read_allocator_settings(accelerator.type)  # report errors now, not at an allocation
             self._replace()
@@ -71,8 +72,11 @@ class AcceleratorAllocator:
                 kind = NativeInstallation if self.is_torchs else PoolInstallation
                 installation = kind(device)
                 self.installations[number] = installation  # kept even if its limit fails
-                self._apply(installation, self._limit_of(number))
+                self._unlimited.add(number)
             installation = self.installations[number]
+            if number in self._unlimited:  # one that failed fails again: it must not go unnoticed
+                self._apply(installation, self._limit_of(number))
+                self._unlimited.discard(number)
         process_lifetimes.cover(installation)  # takes locks that a fork takes before the runtime's
         return installation
 
@@ -96,6 +100,7 @@ class AcceleratorAllocator:
                     self._apply(installation, self._limit_of(number))
                 raise
             self._limits = {index: limit} if index is None else {**self._limits, index: limit}
+            self._unlimited -= meant.keys()
 
     def drop_limits(self) -> None:
         """Remove all limits and return cached memory to the devices."""
