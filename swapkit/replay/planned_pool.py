@@ -66,6 +66,7 @@ class PlannedPool:
         pool = self._allocator.pool
         figures = ReplayFigures()
         failure: Failure | None
+        self._drop()  # else it would count towards the budget of this step
         try:
             pool.set_budget(budget_bytes or 0)
         except OverBudget:
@@ -117,8 +118,7 @@ class PlannedPool:
 
     def _begin(self, figures: ReplayFigures | None = None) -> Failure | None:
         """Begin the step: what the former one left is given, or serves in this one."""
-        for block in self._step.dropped:
-            self._allocator.give(self._at.pop(block))
+        self._drop()
         for block, former in self._step.handed.items():
             self._at[block] = self._at.pop(former)
         failure = self._play(self._step.renewed, figures)
@@ -126,6 +126,12 @@ class PlannedPool:
             for block, address in self._at.items():
                 figures.note(self._allocator, block, address)
         return failure
+
+    def _drop(self) -> None:
+        """Give what the former step left and no other takes over, unless it was given before."""
+        for block in self._step.dropped:
+            if block in self._at:
+                self._allocator.give(self._at.pop(block))
 
     def _recover(self, *, has_failed: bool) -> None:
         """Return to steps that lie as planned, after one within a budget."""
@@ -189,6 +195,8 @@ class PlannedPool:
             if in_use + nbytes > budget_bytes:
                 break
             in_use += nbytes
+        else:
+            in_use -= nbytes  # all fit in bytes, but not in whole pieces of memory
         return Failure(
             event=move.event,
             block=move.block,

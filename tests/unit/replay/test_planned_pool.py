@@ -82,6 +82,18 @@ def test_step_when_blocks_outlive_it_then_nothing_grows_from_step_to_step() -> N
     assert find_overlaps(STEP, outcomes[0].addresses) == []
 
 
+def test_run_when_the_budget_is_below_what_the_step_leaves_then_its_first_request_fails() -> None:
+    trace = make_trace((10 * MIB, MIB), "+ + -1")
+    with closing(PlannedPool(trace)) as planned:
+        outcomes = [planned.run(), planned.run(2 * MIB), planned.run(11 * MIB), planned.run()]
+    failures = [outcome.failure for outcome in outcomes]
+    assert failures[1] is not None
+    assert (failures[1].event, failures[1].asked_bytes) == (0, 10 * MIB)
+    assert failures[0] is failures[3] is None
+    assert outcomes[0] == outcomes[3]
+    assert outcomes[2].peak_reserved_bytes <= 11 * MIB
+
+
 def test_trace_when_it_has_several_steps_then_the_largest_is_replayed() -> None:
     trace = make_trace(
         tuple(nbytes * MIB for nbytes in (4, 2, 8, 6)), "+ + -1 | + + -2 -3 |", present=1
