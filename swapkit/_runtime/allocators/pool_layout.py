@@ -33,9 +33,9 @@ _log = logging.getLogger(__name__)
 
 QUIET_STEPS = 3  # that a layout waits for: it is made from two that end before it
 LEAST_REPEATED = 0.95  # share of bytes that two steps in a row must serve alike
-LEAST_HITS = 0.9  # share of bytes that must lie as planned
+LEAST_HITS = 0.9  # share of bytes that must lie in the layout's memory
 FEW_MAPS = 16  # of a step, that a layout may cause,
-FEW_MAPPED = 0.02  # and this share of its height
+FEW_MAPPED = 0.05  # and this share of its height: where sizes vary, it fills step by step
 MOST_DRIFT = 3  # steps below it, in a row, before the layout goes
 TOLERANCE = 0.001  # of a layout's height, above the most bytes in use
 MOST_SECONDS = 5.0  # for a layout
@@ -85,7 +85,7 @@ class _Counts:
 
     height_bytes: int = 0  # of the layout; 0: there is none
     served_bytes: int = 0  # since the layout was set
-    hit_bytes: int = 0
+    planned_bytes: int = 0  # of these, in the layout's memory
     maps: int = 0
 
 
@@ -196,7 +196,9 @@ class PoolLayout:
 
     def _count(self) -> _Counts:
         stats = self.stats()
-        return _Counts(stats.height_bytes, stats.served_bytes, stats.hit_bytes, self._pool.maps())
+        return _Counts(
+            stats.height_bytes, stats.served_bytes, stats.planned_bytes, self._pool.maps()
+        )
 
     def _begin(self) -> None:
         """Plan the addresses of the last steps, if they were alike."""
@@ -249,7 +251,8 @@ class PoolLayout:
             self._is_new = False
             with contextlib.suppress(SwapkitError):  # of the device: its next call meets it
                 self._lives.trim_unplanned()  # that was in use when the layout was made: gradients
-        served, hit = now.served_bytes - before.served_bytes, now.hit_bytes - before.hit_bytes
+        served = now.served_bytes - before.served_bytes
+        hit = now.planned_bytes - before.planned_bytes
         maps = now.maps - before.maps
         few_mapped = int(FEW_MAPPED * now.height_bytes) // self._pool.backend.granule_bytes
         most_maps = max(self._maps, FEW_MAPS, few_mapped)

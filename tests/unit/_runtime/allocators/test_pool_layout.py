@@ -170,7 +170,7 @@ def test_layout_when_steps_change_for_good_then_it_goes_and_a_new_one_comes(
         for _ in range(MOST_DRIFT):
             steps.run(other)
         assert steps.layout.stats().height_bytes == 0
-        assert "do not lie as planned any more: 0 of" in caplog.text
+        assert "do not lie as planned any more" in caplog.text
         for _ in range(4 * QUIET_STEPS):
             steps.run(other)
     assert steps.layout.stats().hit_share == 1.0
