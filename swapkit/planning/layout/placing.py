@@ -34,6 +34,7 @@ TOLERANCE = 0.001
 HARD_LOAD, HARD_SIZE = 0.85, 1 / 2000
 HARD_WORK = 0.75  # share of the work for these
 MOST_PRESSED = 32_768  # items; a step of pressing looks at all of them
+MOST_SUNK = 8192  # items; with more, placing them once more takes too long
 # Work of a lane's improvement, in visits of list entries: some 1.5 ns each.
 IMPROVEMENT, MANY, IMPROVEMENT_OF_MANY = 175_000_000, 20_000, 1_500_000_000
 RACE = 0.3  # share of it for pressing every placement, before the lowest go on
@@ -308,13 +309,14 @@ class _Search:
         return self._press(lower, seed, int(work * (1 - HARD_WORK)) - used)
 
     def _press(self, begun: _Placement, seed: int, work: int) -> _Placement:
-        """Press a placement below lower and lower limits, then let every item sink."""
+        """Press a placement below lower and lower limits, then let the items sink."""
         offsets = begun.offsets.copy()
         self.items.press(
             offsets, most_work=work, target=self.target, seed=seed, stop=self.limits.flag
         )
-        upwards = np.argsort(offsets, kind="stable").astype(np.int32)
-        self.items.place(upwards, FIRST_FIT, offsets)
+        if len(offsets) <= MOST_SUNK:
+            upwards = np.argsort(offsets, kind="stable").astype(np.int32)
+            self.items.place(upwards, FIRST_FIT, offsets)
         return self._as_improved(begun, begun.order, offsets)
 
     def _as_improved(self, begun: _Placement, order: Order, offsets: Bytes) -> _Placement:
