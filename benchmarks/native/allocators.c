@@ -23,6 +23,7 @@
 #include <time.h>
 
 #include "swapkit_devices.h"
+#include "swapkit_pool.h"
 
 enum { MAX_THREADS = 4, MAX_ALLOCATORS = 3, GROWTH = 8, CALIBRATION = 16 };
 
