@@ -40,6 +40,12 @@ class StopFlag:
         return bool(self.pointer[0])
 
 
+def _effort(most_work: int, target: int, seed: int, stop: StopFlag) -> CData:
+    """Return how far a search goes; `stop` must live as long."""
+    effort: CData = ffi.new("sk_layout_effort *", [most_work, target, seed, stop.pointer])
+    return effort
+
+
 class NativeItems:
     """Items with lifetimes and sizes, none of which changes. Any thread."""
 
@@ -99,7 +105,7 @@ class NativeItems:
             seed: of the search's random numbers.
             stop: ends the search early.
         """
-        effort = ffi.new("sk_layout_effort *", [most_work, target, seed, stop.pointer])
+        effort = _effort(most_work, target, seed, stop)
         work = ffi.new("int64_t *")
         status = lib.sk_layout_improve(
             self._layout,
@@ -121,7 +127,7 @@ class NativeItems:
             seed: of the search's random numbers.
             stop: ends the search early.
         """
-        effort = ffi.new("sk_layout_effort *", [most_work, target, seed, stop.pointer])
+        effort = _effort(most_work, target, seed, stop)
         work = ffi.new("int64_t *")
         filled = _writable("int64_t[]", offsets)
         check(lib.sk_layout_press(self._layout, effort, filled, work))
@@ -142,7 +148,7 @@ class NativeItems:
         Raises:
             InvalidArgument: more than `MOST_EXACT` items, or fixed ones.
         """
-        effort = ffi.new("sk_layout_effort *", [most_work, capacity, 0, stop.pointer])
+        effort = _effort(most_work, capacity, 0, stop)
         outcome = ffi.new("sk_layout_outcome *")
         filled = _writable("int64_t[]", offsets)
         check(lib.sk_layout_search(self._layout, effort, rule, filled, outcome))

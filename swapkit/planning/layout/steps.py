@@ -102,6 +102,13 @@ def _in_step(lives: NDArray[np.void], step: int) -> tuple[NDArray[np.bool_], Num
     return made, taken, freed
 
 
+def _in_both(lives: NDArray[np.void], times: StepMarks) -> NDArray[np.bool_]:
+    """Return which requests the last step and the step before it made."""
+    steps = lives["step"]
+    both = (steps[:, 0] == times.step - 1) & (steps[:, 1] == times.step - 2)
+    return np.asarray(both, np.bool_)
+
+
 def repeated_share(buffer: bytes, times: StepMarks) -> float:
     """Return the share of the last step's requested bytes that the step before served alike.
 
@@ -109,7 +116,7 @@ def repeated_share(buffer: bytes, times: StepMarks) -> float:
     """
     lives = np.frombuffer(buffer, LIFE)
     last = lives["step"][:, 0] == times.step - 1
-    both = last & (lives["step"][:, 1] == times.step - 2)
+    both = _in_both(lives, times)
     taken, freed = lives["taken_at"].astype(np.int64), lives["freed_at"].astype(np.int64)
     lengths = freed - taken
     jitter = np.maximum(JITTER, lengths.max(axis=1, initial=0) // JITTER_SHARE)
@@ -144,7 +151,8 @@ def read_step(buffer: bytes, times: StepMarks, *, longest: bool = False) -> Step
     if longest:  # as far as the next step's block of the request allows
         most = np.minimum(lives["longest"].astype(np.int64), np.minimum(again - taken, length))
         ends = np.maximum(ends, starts + most)
-    made &= _is_repeated(lives, times)
+    # Where sizes vary, a request of one step alone was an additional one.
+    made &= (lives["varies"] == 0) | _in_both(lives, times)
     streams, inverse = np.unique(lives["stream"][made], return_inverse=True)
     if len(streams):
         nbytes = np.bincount(inverse, weights=lives["nbytes"][made].astype(np.float64))
@@ -152,13 +160,6 @@ def read_step(buffer: bytes, times: StepMarks, *, longest: bool = False) -> Step
     requests = lives[made].copy()
     starts, ends = _cut(starts[made], ends[made], requests["nbytes"].astype(np.int64), length)
     return _with_boxes(requests, starts, ends, length=length, step_bytes=step_bytes)
-
-
-def _is_repeated(lives: NDArray[np.void], times: StepMarks) -> NDArray[np.bool_]:
-    """Return which blocks may repeat: where sizes vary, an additional request is none that does."""
-    steps = lives["step"]
-    again = (steps[:, 0] == times.step - 1) & (steps[:, 1] == times.step - 2)
-    return np.asarray((lives["varies"] == 0) | again, np.bool_)
 
 
 def _with_boxes(

@@ -1,4 +1,5 @@
-/* lives.h - the lives of blocks by call site, and planned addresses: lives.c and planned.c.
+/* lives.h - the lives of blocks by call site, and planned addresses: lives.c, planned.c and
+ * holes.c.
  *
  * Everything here is guarded by pool->lock. */
 #ifndef SWAPKIT_POOL_LIVES_H
@@ -89,11 +90,11 @@ void sk__stays_set(sk_pool *pool, sk__stay *stays, size_t count) SK_REQUIRES(poo
 bool sk__hole_is_sought(const sk__lives *lives, const sk__life *life);
 /* Return addresses of the layout that no other request needs while the request's block lives. */
 sk__gap sk__hole_find(const sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock);
+
+/* planned.c */
 /* Return the first addresses in [from, to) of the layout where a request can be served now. */
 sk__gap sk__gap_find(const sk_pool *pool, const sk__request *request, uintptr_t from, uintptr_t to)
     SK_REQUIRES(pool->lock);
-
-/* planned.c */
 /* Whether a request may be served by a layout. */
 static inline bool sk__is_planned(const sk_pool *pool, const sk__request *request)
     SK_REQUIRES(pool->lock) {

@@ -1,9 +1,9 @@
 /* planned.c - blocks at the addresses of a layout.
  *
  * The layout has a range of addresses of its own. A request whose place is free is served there;
- * any other is served as if there were no layout, so correctness never depends on the plan. In a
- * step that repeats the planned one, all places are free when their turn comes, and once they have
- * memory nothing is mapped or moved any more. */
+ * another in a hole (holes.c), or as if there were no layout, so correctness never depends on the
+ * plan. In a step that repeats the planned one, all places are free when their turn comes, and once
+ * they have memory nothing is mapped or moved any more. */
 #include <stdlib.h>
 
 #include "pool/alias.h"
