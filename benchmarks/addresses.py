@@ -7,13 +7,16 @@ step; and a model of experts, whose routing differs in each step. Each is traine
 without planned addresses ("unplanned", as on a device without virtual memory); and on torch's own
 allocator, glibc. Each way has its own process; all take turns, step by step.
 
-- `ratio`: peak of the reserved memory over the peak of the requested bytes, both of the last steps,
-  in which sessions are stable. For glibc: what the process's peak of resident memory, as the kernel
-  reports it, grew by, over the requested bytes of the same program without a budget.
+- `ratio`: peak of the reserved memory over the peak of the requested bytes, both of the measured
+  steps: the last ones in which the way's session was stable and, if planned, had a layout. For
+  glibc: the growth of the process's peak of resident memory, as the kernel reports it, over the
+  requested bytes of the same program without a budget.
 - `hit_share`: of the bytes requested in those steps, those served in the memory of the layout: at
   their planned addresses, or in holes where no other request is planned meanwhile.
-- `maps`: granules mapped in a step, the most. Late: a session that was not stable yet, or without
-  a layout, after the most steps that are tried.
+- `maps`: granules mapped in a step, the most.
+- `skipped`: steps among the measured ones that do not count: the session planned anew, as one does
+  whose steps deviate for long (experts). Late: too few steps to measure were stable, or had a
+  layout; the figures are then those of the last steps.
 - `time_ratio`: seconds of a step over those of the unplanned way in the same turn, the median;
   without the time in which the thread was runnable but no processor was free.
 
@@ -57,7 +60,7 @@ class Effort:
 
     extent: str  # size of the programs
     percents: tuple[int, ...]
-    most_steps: int  # until sessions are stable, and their steps lie as planned
+    most_steps: int  # until sessions are stable, and their steps lie as planned; and again, to skip
     steps: int  # measured after those
 
 
@@ -101,12 +104,14 @@ class Trainer:
         self._process.kill()
         self._process.wait()
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether the next steps are like the last one, as far as the way has such a state."""
-        last = self.steps[-1]
-        is_stable = last.get("stage", "stable") == "stable"
-        return is_stable and (self.way != PLANNED or "hit_bytes" in last)
+    def settled_turns(self) -> list[int]:
+        """Return the places of the steps that were stable and, if planned, had a layout."""
+        return [
+            turn
+            for turn, step in enumerate(self.steps)
+            if step.get("stage", "stable") == "stable"
+            and (self.way != PLANNED or "hit_bytes" in step)
+        ]
 
     def _read(self) -> Figures:
         assert self._process.stdout is not None
@@ -155,19 +160,16 @@ def measure(program: str, effort: Effort) -> Figures:
 
 
 def train(trainers: Sequence[Trainer], effort: Effort) -> None:
-    """Train until all are settled, then the measured steps."""
-    settled = 0
-    for done in range(effort.most_steps):
-        if settled == SETTLING:
+    """Train until each has been settled for as many steps as are measured, after some more."""
+    for _ in range(effort.most_steps + effort.steps):
+        run_turn(trainers)
+        if all(len(each.settled_turns()) >= SETTLING + effort.steps for each in trainers):
             break
-        run_turn(trainers, is_even=done % 2 == 0)
-        settled = settled + 1 if all(each.is_settled for each in trainers) else 0
-    for done in range(effort.steps):
-        run_turn(trainers, is_even=done % 2 == 0)
 
 
-def run_turn(trainers: Sequence[Trainer], *, is_even: bool) -> None:
+def run_turn(trainers: Sequence[Trainer]) -> None:
     """Train a step in each way, every other time in reverse order."""
+    is_even = len(trainers[0].steps) % 2 == 0
     for trainer in trainers if is_even else reversed(trainers):
         trainer.step()
 
@@ -175,7 +177,7 @@ def run_turn(trainers: Sequence[Trainer], *, is_even: bool) -> None:
 def summarize(
     trainer: Trainer, base: Trainer, effort: Effort, requested_bytes: int | None = None
 ) -> Figures:
-    """Return the figures of the last steps of one way, in time beside those of another.
+    """Return the figures of the last settled steps of one way, in time beside those of another.
 
     Args:
         trainer: that was measured.
@@ -183,43 +185,33 @@ def summarize(
         effort: how many steps count.
         requested_bytes: of a program on glibc.
     """
-    steps = trainer.steps[-effort.steps :]
+    turns = trainer.settled_turns()[-effort.steps :]
+    is_settled = len(turns) == effort.steps
+    if not is_settled:
+        turns = list(range(len(trainer.steps)))[-effort.steps :]
+    steps = [trainer.steps[turn] for turn in turns]
     peak_bytes = max(each["peak_bytes"] for each in steps)
     if requested_bytes is None:
         requested_bytes = max(each["requested_bytes"] for each in steps)
-    pairs = zip(steps, base.steps[-effort.steps :], strict=True)
+    ratios = [trainer.steps[turn]["seconds"] / base.steps[turn]["seconds"] for turn in turns]
     figures: Figures = {
         "requested_bytes": requested_bytes,
         "peak_bytes": peak_bytes,
         "ratio": peak_bytes / requested_bytes,
         "seconds": statistics.median(each["seconds"] for each in steps),
-        "time_ratio": statistics.median(own["seconds"] / its["seconds"] for own, its in pairs),
+        "time_ratio": statistics.median(ratios),
         "steps": len(trainer.steps),
+        "skipped": turns[-1] - turns[0] + 1 - len(turns),
+        "is_settled": is_settled,
     }
     if trainer.way != GLIBC:
-        figures |= summarize_pool(steps)
+        figures["maps"] = max(each["maps"] for each in steps)
     if trainer.way == PLANNED:
-        figures |= summarize_layout(steps, is_stable=figures["is_settled"])
+        served_bytes = sum(each.get("served_bytes", 0) for each in steps)
+        hit_bytes = sum(each.get("hit_bytes", 0) for each in steps)
+        figures["hit_share"] = hit_bytes / served_bytes if is_settled and served_bytes else 0.0
+        figures["layout_bytes"] = max(each["layout_bytes"] for each in steps)
     return figures
-
-
-def summarize_pool(steps: Sequence[Figures]) -> Figures:
-    return {
-        "maps": max(each["maps"] for each in steps),
-        "is_settled": all(each["stage"] == "stable" for each in steps),
-    }
-
-
-def summarize_layout(steps: Sequence[Figures], *, is_stable: bool) -> Figures:
-    """Return the share of bytes that lie as planned: 0, if a step had no layout."""
-    is_planned = all("hit_bytes" in each for each in steps)
-    served_bytes = sum(each.get("served_bytes", 0) for each in steps)
-    hit_bytes = sum(each.get("hit_bytes", 0) for each in steps)
-    return {
-        "hit_share": hit_bytes / served_bytes if is_planned and served_bytes else 0.0,
-        "layout_bytes": max(each["layout_bytes"] for each in steps),
-        "is_settled": is_stable and is_planned,
-    }
 
 
 # ---- tables --------------------------------------------------------------------------------------
@@ -228,7 +220,7 @@ def summarize_layout(steps: Sequence[Figures], *, is_stable: bool) -> Figures:
 def print_heading() -> None:
     print(
         f"{'program':<10} {'budget':>6} {'way':<10}{'requested':>11}{'reserved':>11}{'ratio':>8}"
-        f"{'hits':>9}{'maps':>7}{'ms':>8}{'/ unplanned':>13}{'steps':>7}"
+        f"{'hits':>9}{'maps':>7}{'ms':>8}{'/ unplanned':>13}{'steps':>7}{'skipped':>9}"
     )
 
 
@@ -249,7 +241,7 @@ def print_rows(program: str, figures: Figures, percents: Sequence[int]) -> None:
         print(
             f"{program:<10} {share:>6} {way:<10}{mine['requested_bytes'] / MIB:11.2f}"
             f"{mine['peak_bytes'] / MIB:11.2f}{mine['ratio']:8.4f}{hits}{maps}"
-            f"{mine['seconds'] * 1e3:8.1f}{ratio:>13}{mine['steps']:7}{late}",
+            f"{mine['seconds'] * 1e3:8.1f}{ratio:>13}{mine['steps']:7}{mine['skipped']:9}{late}",
             flush=True,
         )
 
