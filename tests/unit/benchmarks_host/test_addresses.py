@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 SIZE = MODELS["quick"]
 POOL_FIGURES = {
     *("requested_bytes", "peak_bytes", "ratio", "seconds", "time_ratio", "steps"),
-    *("maps", "is_settled"),
+    *("skipped", "is_settled", "maps"),
 }
-GLIBC_FIGURES = POOL_FIGURES - {"maps", "is_settled"}
+GLIBC_FIGURES = POOL_FIGURES - {"maps"}
 PLANNED_FIGURES = POOL_FIGURES | {"hit_share", "layout_bytes"}
 
 
