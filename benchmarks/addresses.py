@@ -47,6 +47,8 @@ MIB = 1 << 20
 PROGRAMS = ("demo", "lengths", "disturbed", "experts")
 PERCENTS = (200, 80, 60)
 PLANNED, UNPLANNED, GLIBC, POOL = "planned", "unplanned", "glibc", "pool"
+# Figures of which the largest of the measured steps counts.
+MOST = {PLANNED: ("maps", "layout_bytes"), UNPLANNED: ("maps",), GLIBC: ()}
 SETTLING = 4  # steps: the first ones as planned still map, and give back what lay elsewhere
 GOAL_RATIO, GOAL_TIME = 1.02, 1.0
 GOAL_HITS = {"demo": 0.99, "lengths": 0.99, "disturbed": 0.99, "experts": 0.95}
@@ -112,6 +114,12 @@ class Trainer:
             if step.get("stage", "stable") == "stable"
             and (self.way != PLANNED or "hit_bytes" in step)
         ]
+
+    def measured_turns(self, count: int) -> tuple[Sequence[int], bool]:
+        """Return the last settled turns and True; the last turns and False if those are too few."""
+        settled = self.settled_turns()[-count:]
+        is_enough = len(settled) == count
+        return (settled if is_enough else range(len(self.steps))[-count:]), is_enough
 
     def _read(self) -> Figures:
         assert self._process.stdout is not None
@@ -185,14 +193,10 @@ def summarize(
         effort: how many steps count.
         requested_bytes: of a program on glibc.
     """
-    turns = trainer.settled_turns()[-effort.steps :]
-    is_settled = len(turns) == effort.steps
-    if not is_settled:
-        turns = list(range(len(trainer.steps)))[-effort.steps :]
+    turns, is_settled = trainer.measured_turns(effort.steps)
     steps = [trainer.steps[turn] for turn in turns]
     peak_bytes = max(each["peak_bytes"] for each in steps)
-    if requested_bytes is None:
-        requested_bytes = max(each["requested_bytes"] for each in steps)
+    requested_bytes = requested_bytes or max(each["requested_bytes"] for each in steps)
     ratios = [trainer.steps[turn]["seconds"] / base.steps[turn]["seconds"] for turn in turns]
     figures: Figures = {
         "requested_bytes": requested_bytes,
@@ -204,14 +208,16 @@ def summarize(
         "skipped": turns[-1] - turns[0] + 1 - len(turns),
         "is_settled": is_settled,
     }
-    if trainer.way != GLIBC:
-        figures["maps"] = max(each["maps"] for each in steps)
     if trainer.way == PLANNED:
-        served_bytes = sum(each.get("served_bytes", 0) for each in steps)
-        hit_bytes = sum(each.get("hit_bytes", 0) for each in steps)
-        figures["hit_share"] = hit_bytes / served_bytes if is_settled and served_bytes else 0.0
-        figures["layout_bytes"] = max(each["layout_bytes"] for each in steps)
-    return figures
+        figures["hit_share"] = share_hits(steps) if is_settled else 0.0
+    most = {name: max(each[name] for each in steps) for name in MOST[trainer.way]}
+    return figures | most
+
+
+def share_hits(steps: Sequence[Figures]) -> float:
+    """Return the share of the bytes requested in steps with a layout that lie in its memory."""
+    served_bytes = sum(each["served_bytes"] for each in steps)
+    return sum(each["hit_bytes"] for each in steps) / served_bytes if served_bytes else 0.0
 
 
 # ---- tables --------------------------------------------------------------------------------------

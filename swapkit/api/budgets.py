@@ -25,7 +25,7 @@ from swapkit.planning.planner import check_policy
 from swapkit.units import parse_bytes, show
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from swapkit._runtime.allocators.installed_pool import Installation
     from swapkit.config.cpu_affinity import CpuAffinity
@@ -55,6 +55,7 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
     search_steps: int = 4,
     plan: str | os.PathLike[str] | Plan | None = None,
     bind_cpus: bool | None = None,
+    on_step: Callable[[Session], object] | None = None,
 ) -> Session:
     """Train inside a memory budget.
 
@@ -111,6 +112,9 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
             near the device until the session ends; threads and processes started meanwhile, such as
             `DataLoader` workers, inherit them. None: if CPU_BINDING_NUM or CPU_AFFINITY_CONF asks
             for it (`docs/choices.md`). Without effect for the device `"cpu"`.
+        on_step: called with the session after each step, on the thread that ended it, e.g. to log
+            `session.metrics()` or `session.history[-1]`. What it raises, `optimizer.step()` or
+            `session.mark_step()` raises; the step itself is complete.
 
     Returns:
         The session; enter it once, or use it to decorate a function.
@@ -140,6 +144,8 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
     _check_count("profile_steps", profile_steps)
     _check_count("search_steps", search_steps)
     _check_kind("model", model, torch.nn.Module)
+    if on_step is not None and not callable(on_step):
+        raise InvalidArgument(f"on_step={on_step!r}: expected a function that takes the session")
     optimizers = list_optimizers(optimizer)
     where = choose_device(device, model)
     installation = ensure_installation(where)
@@ -161,6 +167,7 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
         saved_plan=saved_plan,
         cpu_affinity=_choose_affinity(environment.cpu_affinity, bind_cpus=bind_cpus),
         separates_lives=environment.memory_fragmentation,
+        on_step=on_step,
     )
     return Session(config, model, optimizers)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from swapkit._runtime.control.plan_maker import PlanMaker
-from swapkit._runtime.control.plan_status import PlanStatus, tell_stage
+from swapkit._runtime.control.plan_status import PlanStatus
 from swapkit._runtime.control.step_forwards import ForwardBypass, Forwards
 from swapkit._runtime.control.step_recording import StepRecording, finish_trace
 from swapkit._runtime.control.step_times import StepClock, StepTimes
@@ -97,9 +97,9 @@ class PlanController:
         self._times = StepTimes()
 
     @property
-    def is_settled(self) -> bool:
-        """Whether the next step is expected to be like the last one."""
-        return self._learner.stage is Stage.STABLE
+    def stage(self) -> Stage:
+        """The stage of the search for a plan; stable: the next step is expected to be alike."""
+        return self._learner.stage
 
     def status(self) -> PlanStatus:
         """Return the status for the current kind of steps."""
@@ -395,5 +395,3 @@ class PlanController:
         elif outcome.deviation or (outcome.rescues and former is Stage.STABLE):
             what = outcome.deviation or f"{outcome.rescues} rescues"
             _log.debug("keeping the plan after a step that deviated from it: %s", what)
-        if self._learner.stage is not former:
-            tell_stage(_log, self.status())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,11 +12,11 @@ from swapkit.planning.selection.cases import Stage
 from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
-    import logging
-
     from swapkit.ir.machines import Machine
     from swapkit.ir.plans import Plan
     from swapkit.ir.traces import Trace
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,27 +39,43 @@ class PlanStatus:
     stalls: tuple[tuple[str, float], ...] = ()
 
 
-def describe(plan: Plan) -> str:
-    """Return a one-line description of a plan."""
-    counts = dict.fromkeys(Action, 0)
-    for decision in plan.decisions:
-        counts[decision.action] += 1
-    swapped, recomputed = counts[Action.SWAP], counts[Action.RECOMPUTE]
-    text = f"{swapped} storages swapped, {recomputed} recomputed"
-    prediction = plan.prediction
-    if prediction is None:
-        return text
-    return (
-        f"{text}; predicted {prediction.step_seconds:.4g} s a step, "
-        f"{format_bytes(prediction.peak_bytes)} at most"
-    )
+def tell_stage(status: PlanStatus, step: int, budget_bytes: int) -> None:
+    """Log the stage that a session entered.
 
-
-def tell_stage(log: logging.Logger, status: PlanStatus) -> None:
-    """Log the current stage."""
+    Args:
+        status: the session's.
+        step: the number of the step that ended.
+        budget_bytes: the session's limit.
+    """
     if status.why_none:
-        log.warning("no plan, rescue only: %s", status.why_none)
+        _log.warning("no plan, rescue only: %s", status.why_none)
     elif status.stage is Stage.STABLE and status.plan is not None:
-        log.info("stable: %s", describe(status.plan))
+        _log.info("plan settled at step %d: %s", step, describe(status, budget_bytes))
     else:
-        log.info("%s", status.stage.value)
+        _log.info("%s", status.stage.value)
+
+
+def describe(status: PlanStatus, budget_bytes: int) -> str:
+    """Return one line on the plan: what moves, and its prediction beside a step without a budget.
+
+    Args:
+        status: of a session with a plan and its trace.
+        budget_bytes: the session's limit.
+    """
+    plan, trace = status.plan, status.trace
+    assert plan is not None
+    assert trace is not None
+    counts = Counter(decision.action for decision in plan.decisions)
+    total = len(plan.decisions)
+    parts = [
+        f"{counts[action]} of {total} storages {done}"
+        for action, done in ((Action.SWAP, "swapped"), (Action.RECOMPUTE, "recomputed"))
+        if counts[action]
+    ] or [f"all {total} storages stay on the device"]
+    prediction = plan.prediction
+    if prediction is not None:
+        plain_seconds = trace.seconds * status.pace
+        parts.append(f"{prediction.step_seconds / plain_seconds - 1:+.1%} step time")
+        used_bytes = prediction.reserved_bytes or prediction.peak_bytes
+        parts.append(f"{format_bytes(used_bytes)} of {format_bytes(budget_bytes)}")
+    return ", ".join(parts)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from swapkit._runtime.saved.limits import Limits
@@ -35,6 +37,7 @@ class SessionConfig:
         cpu_affinity: how to bind threads to CPUs; None: not at all.
         separates_lives: whether memory that lives unequally long is separate before addresses are
             planned.
+        on_step: the user's function, to call with the session after each step.
     """
 
     device: torch.device
@@ -47,6 +50,7 @@ class SessionConfig:
     saved_plan: tuple[Trace, Plan] | None = None
     cpu_affinity: CpuAffinity | None = None
     separates_lives: bool = False
+    on_step: Callable[..., object] | None = None
 
     @property
     def is_host_scarce(self) -> bool:

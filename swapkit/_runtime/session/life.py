@@ -21,7 +21,7 @@ from swapkit._native.lives import TAG_OPTIMIZER, LivesMode
 from swapkit._native.pool import RingKind, set_tag
 from swapkit._runtime.affinity.threads import ThreadBinding
 from swapkit._runtime.control.plan_controller import PlanController
-from swapkit._runtime.control.plan_status import PlanStatus
+from swapkit._runtime.control.plan_status import PlanStatus, tell_stage
 from swapkit._runtime.model import global_hooks
 from swapkit._runtime.model.device_mesh import is_fsdp
 from swapkit._runtime.model.step_counter import OPTIMIZER_STEP, StepCounter
@@ -30,10 +30,12 @@ from swapkit._runtime.process.captures import see_everything
 from swapkit._runtime.process.undo import Undo, raise_first
 from swapkit._runtime.saved.eviction import EvictionTerms
 from swapkit._runtime.saved.hooks import Hooks, pop_left
+from swapkit._runtime.session.history import StepHistory
 from swapkit._runtime.session.stats import SessionStats, predictions
 from swapkit._runtime.shim.placement import Placement
 from swapkit._runtime.thread_state import thread_state
 from swapkit.ir.plans import Action
+from swapkit.planning.selection.cases import Stage
 from swapkit.units import format_bytes, format_limit
 
 if TYPE_CHECKING:
@@ -88,8 +90,8 @@ class SessionLife:
         self._of_process = Undo()
         self._of_thread = Undo()
         self._closing = threading.RLock()
-        self._steps = 0
-        self._peak_bytes = 0
+        self.history = StepHistory(self.swapper)
+        self.on_step: Callable[[], object] | None = None  # the user's, after each step
         self.advice: list[Callable[[int], str]] = []  # the user's hints, given the bytes needed
         self.threads = ""  # where they run, if they are bound
 
@@ -110,8 +112,8 @@ class SessionLife:
         status = self.status()
         return SessionStats(
             budget_bytes=self.limit_bytes,
-            peak_bytes=self._peak_bytes,
-            steps=self._steps,
+            peak_bytes=self.history.peak_bytes,
+            steps=self.history.steps,
             oom_rescues=counters.rescues,
             swapped_out_bytes=counters.copied_out_bytes,
             swapped_in_bytes=counters.copied_in_bytes,
@@ -130,20 +132,30 @@ class SessionLife:
             self._end_step()
 
     def _end_step(self) -> None:
-        """End a step, on the thread that ran it."""
+        """End a step, on the thread that ran it, with no lock held.
+
+        `on_step` comes last: what it raises reaches the caller of the optimizer, with all done.
+        """
         self.swapper.end_step()
         set_tag(NO_MODULE)  # backward left the tag of its last module
         nested = self.installation.nested_with(self)
         is_pools = nested[-1:] == [self]  # a pool gets one mark for each step of a thread
         if is_pools:
-            self.installation.pool.note(RingKind.MARK, self._steps)
-        self._steps += 1
-        if self.controller is not None:
-            self.controller.end_step()
+            self.installation.pool.note(RingKind.MARK, self.history.steps)
+        self.note_peak()
+        controller = self.controller
+        stage = Stage.STABLE if controller is None else controller.stage
+        self.history.end_step(stage)
+        if controller is not None:
+            controller.end_step()
+            if controller.stage is not stage:
+                tell_stage(self.status(), self.history.steps, self.limit_bytes)
         if is_pools and self.installation.layout is not None:
             is_settled = all(each.is_settled for each in nested)
             self.installation.layout.end_step(is_settled=is_settled)
         finish_ended()
+        if self.on_step is not None:
+            self.on_step()
 
     # ---- for the installation: any thread --------------------------------------------------------
 
@@ -151,7 +163,7 @@ class SessionLife:
     def is_settled(self) -> bool:
         """Whether the next steps are expected to be like the last one."""
         controller = self.controller
-        return controller is None or controller.is_settled
+        return controller is None or controller.stage is Stage.STABLE
 
     def rescue(self, needed_bytes: int) -> int:
         """Free bytes of the device; return the bytes freed."""
@@ -200,7 +212,7 @@ class SessionLife:
 
     def add_peak(self, peak_bytes: int) -> None:
         """Note a peak of reserved bytes while the session was active."""
-        self._peak_bytes = max(self._peak_bytes, peak_bytes)
+        self.history.add_peak(peak_bytes)
 
     # ---- beginning -------------------------------------------------------------------------------
 
@@ -225,6 +237,7 @@ class SessionLife:
         undo.add(lambda: installation.leave(self))
         installation.enter(self)
         installation.pool.peak_take()  # discard the peak from before the session
+        self.history.begin()
         if installation.layout is not None:
             undo.add(functools.partial(installation.layout.stop, self))
             separates = self._config.separates_lives
@@ -322,7 +335,7 @@ class SessionLife:
             self.installation.leave(self)
         finally:
             lock.release()
-        level = logging.INFO if self._steps else logging.WARNING
+        level = logging.INFO if self.history.steps else logging.WARNING
         _log.log(
             level,
             "a session with a budget of %s has ended because its handle was deleted. Keep the "

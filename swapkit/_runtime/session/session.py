@@ -8,22 +8,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from swapkit._native.lib import raise_interruption
-from swapkit._runtime.allocators.advice import advise_layout
 from swapkit._runtime.allocators.installation import ensure_installation
-from swapkit._runtime.allocators.memory_holders import find_outside, find_uncollected
-from swapkit._runtime.control.plan_status import PlanStatus
 from swapkit._runtime.process.undo import add_notes, raise_first
-from swapkit._runtime.session.explanation import explain, explain_layout, explain_uncollected
 from swapkit._runtime.session.life import SessionLife, finish_ended
-from swapkit._runtime.session.stats import list_metrics, summarize
+from swapkit._runtime.session.results import NOT_ACTIVE, SessionResults
 from swapkit._runtime.torch_compat.fork_locks import make_fork_lock
 from swapkit._runtime.user_choices.wrapping import is_suspended
 from swapkit.errors import InvalidType, SessionError
-from swapkit.ir.codec import write_planned
-from swapkit.units import format_bytes, show
+from swapkit.units import show
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable
     from types import TracebackType
     from typing import SupportsIndex
@@ -31,17 +25,12 @@ if TYPE_CHECKING:
     import torch
     from typing_extensions import Self
 
-    from swapkit._runtime.allocators.installed_pool import Installation
     from swapkit._runtime.control.session_config import SessionConfig
-    from swapkit._runtime.session.stats import SessionStats
-    from swapkit.ir.plans import Plan
-    from swapkit.ir.traces import Trace
 
 _Function = TypeVar("_Function", bound="Callable[..., Any]")
-_NOT_ACTIVE = "this session is not active: use `with swapkit.budget(...) as s:`"
 
 
-class Session:
+class Session(SessionResults):
     """The session of `with swapkit.budget(...) as session`. Entered once; ends when it is lost.
 
     You can call the methods from any thread. The session sees the saved tensors of the thread that
@@ -54,68 +43,11 @@ class Session:
         model: torch.nn.Module | None,
         optimizers: tuple[torch.optim.Optimizer, ...] = (),
     ) -> None:
-        self.limit_bytes = config.limits.budget_bytes
-        self._config = config
+        super().__init__(config)
         self._model = model
         self._optimizers = optimizers
-        self._active: SessionLife | None = None
-        self._final: SessionStats | None = None
-        self._status = PlanStatus()
-        self._threads = ""  # the CPUs that they are bound to
         self._advice: list[Callable[[int], str]] = []
         self._on_loss: weakref.finalize[[], Self] | None = None
-        self._installation: Installation | None = None
-
-    @property
-    def is_active(self) -> bool:
-        """Whether the session was entered and has not ended."""
-        return self._active is not None and not self._active.is_closed
-
-    @property
-    def stage(self) -> str:
-        """`"warmup"`, `"search"` or `"stable"`; always stable in a session that makes no plans."""
-        return self._look().stage.value
-
-    @property
-    def plan(self) -> Plan | None:
-        """The decision for each saved tensor; None while there is no plan."""
-        return self._look().plan
-
-    @property
-    def trace(self) -> Trace | None:
-        """The recorded step that the plan is for; None before a step was recorded."""
-        return self._look().trace
-
-    @property
-    def stats(self) -> SessionStats:
-        """The statistics so far, or those at the session's end.
-
-        Raises:
-            SessionError: the session was not entered yet.
-        """
-        return self._final if self._final is not None else self._require().stats()
-
-    def metrics(self, *, prefix: str = "swapkit/") -> dict[str, int | float]:
-        """Return `stats` as a flat dict of numbers, for loggers such as TensorBoard.
-
-        The keys are the prefix plus the field names. Unknown values are left out. `stage` is 0 in
-        the warm-up, 1 in the search and 2 in a stable session. The units are bytes and seconds.
-
-        Args:
-            prefix: the start of every key.
-
-        Raises:
-            SessionError: the session was not entered yet.
-
-        Example:
-            >>> import swapkit
-            >>> with swapkit.budget("64MiB") as session:
-            ...     session.mark_step()
-            ...     metrics = session.metrics()
-            >>> metrics["swapkit/budget_bytes"], metrics["swapkit/steps"]
-            (67108864, 1)
-        """
-        return list_metrics(self.stats, self._look().stage, prefix)
 
     def mark_step(self) -> None:
         """End a step by hand, in a loop without an optimizer.
@@ -127,52 +59,8 @@ class Session:
         """
         raise_interruption()
         if not self.is_active:
-            raise SessionError(_NOT_ACTIVE)
+            raise SessionError(NOT_ACTIVE)
         self._require().mark_step()
-
-    def explain(self) -> str:
-        """Return a text about the session's work, its plan, and memory outside of the budget.
-
-        With a plan, the text gives the decision for each place that saves tensors, with its reason,
-        bytes and time. It also says what another budget would change.
-
-        Raises:
-            SessionError: the session was not entered yet.
-        """
-        stats = self.stats
-        assert self._installation is not None
-        device, tracker = self._installation.device, self._installation.tracker
-        outside = find_outside(device, tracker)
-        uncollected = explain_uncollected(find_uncollected(device, tracker, stats.steps))
-        advice = advise_layout(
-            self._installation.pool.stats(),
-            separates=self._installation.separates_lives,
-            at_peak=True,
-        )
-        threads = [self._threads] if self._threads else []
-        layout = self._installation.layout
-        places = [] if layout is None else explain_layout(layout.stats())
-        text = explain(stats, self._look(), self._policy_name, outside)
-        texts = [text, *uncollected, *places, *threads, *advice]
-        return "\n".join(texts)
-
-    def save_plan(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan to a file, for `swapkit.budget(..., plan=path)`.
-
-        Before a plan is chosen, this writes the best plan so far. If a plan is in the making, the
-        call waits for it, which may take as long as a few steps.
-
-        Raises:
-            SessionError: there is no plan yet, since no step was recorded.
-            InvalidArgument: `path` is not a path.
-            DiskError: the file cannot be written. A subclass of `OSError`.
-        """
-        active = self._active
-        status = self._status if active is None else active.status_to_save()
-        if status.plan is None or status.trace is None:
-            why = status.why_none or f"the session is still in stage {status.stage.value!r}"
-            raise SessionError(f"there is no plan to save: {why}")
-        write_planned(path, status.trace, status.plan)
 
     def rescue(self, needed_bytes: int) -> int:
         """Free bytes of the device, as when an allocation does not fit; return the bytes freed.
@@ -201,27 +89,12 @@ class Session:
         """Keep memory that lives unequally long apart, from the first step on."""
         self._config = replace(self._config, separates_lives=True)
 
-    def __repr__(self) -> str:
-        if self._active is None and self._final is None:
-            return f"<swapkit session, budget {format_bytes(self.limit_bytes)}, not entered>"
-        state = self.stage if self.is_active else "ended"
-        return f"<swapkit session, {summarize(self.stats, state)}>"
-
     def __reduce_ex__(self, _protocol: SupportsIndex) -> NoReturn:
         raise TypeError(
             "a swapkit session belongs to its process and cannot be pickled or copied: save its "
             "plan with `session.save_plan(path)`, to pass to the next one as plan=path, and its "
             "numbers from `session.metrics()`"
         )
-
-    def _look(self) -> PlanStatus:
-        """Return the status of the search for a plan."""
-        return self._status if self._active is None else self._active.status()
-
-    @property
-    def _policy_name(self) -> str:
-        policy = self._config.policy
-        return policy if isinstance(policy, str) else type(policy).__name__
 
     # ---- life ----------------------------------------------------------------------------------
 
@@ -259,6 +132,8 @@ class Session:
             installation.tracker.add_model(self._model)
         life = SessionLife(installation, self._config, self._model, self._optimizers)
         life.advice = self._advice
+        if self._config.on_step is not None:  # a life never refers to its session
+            life.on_step = functools.partial(_call, self._config.on_step, weakref.ref(self))
         on_loss = self._on_loss = weakref.finalize(self, life.abandon)
         on_loss.atexit = False
         self._active = life
@@ -309,6 +184,7 @@ class Session:
         try:
             if self._final is None:
                 self._final, self._status = life.stats(), life.status()
+                self._history = life.history.records()
         except BaseException as error:  # noqa: BLE001 - raised by the caller
             errors.append(error)
         errors += life.close()
@@ -319,11 +195,6 @@ class Session:
             self._active = self._model = None
             self._optimizers = ()
         return errors
-
-    def _require(self) -> SessionLife:
-        if self._active is None:
-            raise SessionError(_NOT_ACTIVE)
-        return self._active
 
 
 # Sessions in the order of their entry; ended ones are removed when the next one is entered.
@@ -347,6 +218,13 @@ def sessions() -> tuple[Session, ...]:
     finish_ended()
     found = (reference() for reference in list(_entered))
     return tuple(each for each in found if each is not None and each.is_active)
+
+
+def _call(on_step: Callable[[Session], object], found: weakref.ref[Session]) -> None:
+    """Call the user's function, unless the session was lost or closed in this step."""
+    session = found()
+    if session is not None and session.is_active:
+        on_step(session)
 
 
 def _list(session: Session) -> None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from swapkit._runtime.control.plan_status import describe
 from swapkit._runtime.execution.plan_checks import (
     HEAVIER,
     check_fit,
@@ -112,10 +111,6 @@ def test_plan_when_steps_take_longer_then_prediction_and_bound_do() -> None:
     assert slower.bound_seconds == 2.25
     assert slower.decisions == PLAN.decisions
     assert pace(PLAN, 1.0) is PLAN
-
-
-def test_plan_when_described_then_what_moves_and_what_is_expected() -> None:
-    assert describe(PLAN) == "1 storages swapped, 0 recomputed; predicted 2 s a step, 900 B at most"
 
 
 def test_trace_when_its_step_began_then_base_and_what_was_there_were_in_use() -> None:

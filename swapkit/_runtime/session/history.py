@@ -1,0 +1,97 @@
+"""What each step of a session took, for reports and callbacks."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from swapkit._runtime.saved.swapper import Swapper
+    from swapkit.planning.selection.cases import Stage
+
+STEPS_KEPT = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One step of a session.
+
+    Args:
+        step: its number; the session's first step is 1.
+        stage: of the session while it ran: `"warmup"`, `"search"` or `"stable"`.
+        seconds: from the end of the previous step, or the begin of the session, to its own end, on
+            the host: time between steps, such as for loading data or evaluation, is included.
+        peak_bytes: most bytes that the pool reserved meanwhile.
+        rescues: how often memory was freed in the middle of an operator.
+        swapped_out_bytes: copied from the device.
+        swapped_in_bytes: copied back.
+        stall_seconds: that threads waited for copies.
+    """
+
+    step: int
+    stage: str
+    seconds: float
+    peak_bytes: int
+    rescues: int
+    swapped_out_bytes: int
+    swapped_in_bytes: int
+    stall_seconds: float
+
+
+class StepHistory:
+    """The latest steps of one session.
+
+    `add_peak` may be called on any thread; `end_step` on the one that ends a step.
+    """
+
+    def __init__(self, swapper: Swapper) -> None:
+        """Begin before the first step."""
+        self.steps = 0  # that ended
+        self.peak_bytes = 0  # of all steps
+        self._swapper = swapper
+        self._records: deque[StepRecord] = deque(maxlen=STEPS_KEPT)
+        self._counters = swapper.counters()
+        self._began = time.perf_counter()
+        self._step_peak_bytes = 0
+
+    def begin(self) -> None:
+        """Start the clock: the session begins."""
+        self._began = time.perf_counter()
+
+    def add_peak(self, peak_bytes: int) -> None:
+        """Note a peak of reserved bytes in the present step."""
+        self.peak_bytes = max(self.peak_bytes, peak_bytes)
+        self._step_peak_bytes = max(self._step_peak_bytes, peak_bytes)
+
+    def end_step(self, stage: Stage) -> None:
+        """Store the step that ended. Its peak was noted.
+
+        Args:
+            stage: in which the step ran.
+        """
+        self.steps += 1
+        now, counters = time.perf_counter(), self._swapper.counters()
+        done = counters - self._counters
+        self._records.append(
+            StepRecord(
+                step=self.steps,
+                stage=stage.value,
+                seconds=now - self._began,
+                peak_bytes=self._step_peak_bytes,
+                rescues=done.rescues,
+                swapped_out_bytes=done.copied_out_bytes,
+                swapped_in_bytes=done.copied_in_bytes,
+                stall_seconds=done.stall_seconds,
+            )
+        )
+        self._began, self._counters, self._step_peak_bytes = now, counters, 0
+
+    def records(self) -> tuple[StepRecord, ...]:
+        """Return the latest steps, at most `STEPS_KEPT`. Any thread."""
+        while True:
+            try:
+                return tuple(self._records)
+            except RuntimeError:  # another thread ended a step meanwhile
+                continue

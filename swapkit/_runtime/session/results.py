@@ -1,0 +1,169 @@
+"""What a session tells, while it is active and afterwards: statistics, plan, reasons, steps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from swapkit._runtime.allocators.advice import advise_layout
+from swapkit._runtime.allocators.memory_holders import find_outside, find_uncollected
+from swapkit._runtime.control.plan_status import PlanStatus
+from swapkit._runtime.session.explanation import explain, explain_layout, explain_uncollected
+from swapkit._runtime.session.stats import list_metrics, summarize
+from swapkit.errors import SessionError
+from swapkit.ir.codec import write_planned
+from swapkit.units import format_bytes
+
+if TYPE_CHECKING:
+    import os
+
+    from swapkit._runtime.allocators.installed_pool import Installation
+    from swapkit._runtime.control.session_config import SessionConfig
+    from swapkit._runtime.session.history import StepRecord
+    from swapkit._runtime.session.life import SessionLife
+    from swapkit._runtime.session.stats import SessionStats
+    from swapkit.ir.plans import Plan
+    from swapkit.ir.traces import Trace
+
+NOT_ACTIVE = "this session is not active: use `with swapkit.budget(...) as s:`"
+
+
+class SessionResults:
+    """What a session tells on any thread. The values of an ended session are its last ones."""
+
+    def __init__(self, config: SessionConfig) -> None:
+        self.limit_bytes = config.limits.budget_bytes
+        self._config = config
+        self._active: SessionLife | None = None
+        self._final: SessionStats | None = None
+        self._history: tuple[StepRecord, ...] = ()
+        self._status = PlanStatus()
+        self._threads = ""  # the CPUs that they are bound to
+        self._installation: Installation | None = None
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the session was entered and has not ended."""
+        return self._active is not None and not self._active.is_closed
+
+    @property
+    def stage(self) -> str:
+        """`"warmup"`, `"search"` or `"stable"`; always stable in a session that makes no plans."""
+        return self._look().stage.value
+
+    @property
+    def plan(self) -> Plan | None:
+        """The decision for each saved tensor; None while there is no plan."""
+        return self._look().plan
+
+    @property
+    def trace(self) -> Trace | None:
+        """The recorded step that the plan is for; None before a step was recorded."""
+        return self._look().trace
+
+    @property
+    def stats(self) -> SessionStats:
+        """The statistics so far, or those at the session's end.
+
+        Raises:
+            SessionError: the session was not entered yet.
+        """
+        return self._final if self._final is not None else self._require().stats()
+
+    @property
+    def history(self) -> tuple[StepRecord, ...]:
+        """The steps so far, oldest first; at most the latest 10,000.
+
+        Example:
+            >>> import swapkit
+            >>> with swapkit.budget("64MiB") as session:
+            ...     session.mark_step()
+            >>> session.history[-1].step, session.history[-1].stage
+            (1, 'warmup')
+        """
+        return self._history if self._active is None else self._active.history.records()
+
+    def metrics(self, *, prefix: str = "swapkit/") -> dict[str, int | float]:
+        """Return `stats` as a flat dict of numbers, for loggers such as TensorBoard.
+
+        The keys are the prefix plus the field names. Unknown values are left out. `stage` is 0 in
+        the warm-up, 1 in the search and 2 in a stable session. The units are bytes and seconds.
+
+        Args:
+            prefix: the start of every key.
+
+        Raises:
+            SessionError: the session was not entered yet.
+
+        Example:
+            >>> import swapkit
+            >>> with swapkit.budget("64MiB") as session:
+            ...     session.mark_step()
+            ...     metrics = session.metrics()
+            >>> metrics["swapkit/budget_bytes"], metrics["swapkit/steps"]
+            (67108864, 1)
+        """
+        return list_metrics(self.stats, self._look().stage, prefix)
+
+    def explain(self) -> str:
+        """Return a text about the session's work, its plan, and memory outside of the budget.
+
+        With a plan, the text gives the decision for each place that saves tensors, with its reason,
+        bytes and time. It also says what another budget would change.
+
+        Raises:
+            SessionError: the session was not entered yet.
+        """
+        stats = self.stats
+        assert self._installation is not None
+        device, tracker = self._installation.device, self._installation.tracker
+        outside = find_outside(device, tracker)
+        uncollected = explain_uncollected(find_uncollected(device, tracker, stats.steps))
+        advice = advise_layout(
+            self._installation.pool.stats(),
+            separates=self._installation.separates_lives,
+            at_peak=True,
+        )
+        threads = [self._threads] if self._threads else []
+        layout = self._installation.layout
+        places = [] if layout is None else explain_layout(layout.stats())
+        text = explain(stats, self._look(), self._policy_name, outside)
+        texts = [text, *uncollected, *places, *threads, *advice]
+        return "\n".join(texts)
+
+    def save_plan(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan to a file, for `swapkit.budget(..., plan=path)`.
+
+        Before a plan is chosen, this writes the best plan so far. If a plan is in the making, the
+        call waits for it, which may take as long as a few steps.
+
+        Raises:
+            SessionError: there is no plan yet, since no step was recorded.
+            InvalidArgument: `path` is not a path.
+            DiskError: the file cannot be written. A subclass of `OSError`.
+        """
+        active = self._active
+        status = self._status if active is None else active.status_to_save()
+        if status.plan is None or status.trace is None:
+            why = status.why_none or f"the session is still in stage {status.stage.value!r}"
+            raise SessionError(f"there is no plan to save: {why}")
+        write_planned(path, status.trace, status.plan)
+
+    def __repr__(self) -> str:
+        if self._active is None and self._final is None:
+            return f"<swapkit session, budget {format_bytes(self.limit_bytes)}, not entered>"
+        state = self.stage if self.is_active else "ended"
+        return f"<swapkit session, {summarize(self.stats, state)}>"
+
+    def _look(self) -> PlanStatus:
+        """Return the status of the search for a plan."""
+        return self._status if self._active is None else self._active.status()
+
+    @property
+    def _policy_name(self) -> str:
+        policy = self._config.policy
+        return policy if isinstance(policy, str) else type(policy).__name__
+
+    def _require(self) -> SessionLife:
+        if self._active is None:
+            raise SessionError(NOT_ACTIVE)
+        return self._active

@@ -1,0 +1,65 @@
+"""The lines that a session logs when its stage changes."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from swapkit._runtime.control.plan_status import PlanStatus, tell_stage
+from swapkit.ir.plans import Action, Decision, Plan, Prediction
+from swapkit.ir.traces import Kind, Operator, Phase, Storage, Trace
+from swapkit.planning.selection.cases import Stage
+
+if TYPE_CHECKING:
+    import pytest
+
+TRACE = Trace(
+    operators=(Operator(name="mul", seconds=2.0, phase=Phase.FORWARD),),
+    storages=(Storage(nbytes=100, kind=Kind.STATE, death=1),),
+)
+PLAN = Plan(
+    decisions=tuple(
+        Decision(storage=number, action=action)
+        for number, action in enumerate((Action.SWAP, Action.KEEP, Action.RECOMPUTE))
+    ),
+    budget_bytes=14 << 20,
+    prediction=Prediction(seconds=2.5, peak_bytes=13 << 20),
+)
+STATUS = PlanStatus(stage=Stage.STABLE, plan=PLAN, trace=TRACE)
+
+
+def told(caplog: pytest.LogCaptureFixture, status: PlanStatus) -> str:
+    with caplog.at_level(logging.INFO, logger="swapkit"):
+        tell_stage(status, 7, 16 << 20)
+    return caplog.messages[-1]
+
+
+def test_line_when_a_plan_settles_then_it_says_what_moves_and_what_it_costs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert told(caplog, STATUS) == (
+        "plan settled at step 7: 1 of 3 storages swapped, 1 of 3 storages recomputed, "
+        "+25.0% step time, 13.00 MiB of 16.00 MiB"
+    )
+
+
+def test_line_when_the_machine_is_slower_than_the_record_then_the_cost_is_relative_to_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert "+0.0% step time" in told(caplog, replace(STATUS, pace=1.25))
+
+
+def test_line_when_nothing_moves_then_it_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    kept = replace(PLAN, decisions=(Decision(storage=0, action=Action.KEEP),))
+    assert "all 1 storages stay on the device" in told(caplog, replace(STATUS, plan=kept))
+
+
+def test_line_when_there_is_no_plan_then_it_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    text = told(caplog, PlanStatus(why_none="the step has no saved tensors"))
+    assert text == "no plan, rescue only: the step has no saved tensors"
+    assert caplog.records[-1].levelno == logging.WARNING
+
+
+def test_line_in_other_stages_then_their_name(caplog: pytest.LogCaptureFixture) -> None:
+    assert told(caplog, replace(STATUS, stage=Stage.SEARCH)) == "search"
