@@ -209,15 +209,16 @@ def summarize(
         "is_settled": is_settled,
     }
     if trainer.way == PLANNED:
-        figures["hit_share"] = share_hits(steps) if is_settled else 0.0
+        figures["hit_share"] = is_settled * share_hits(steps)
     most = {name: max(each[name] for each in steps) for name in MOST[trainer.way]}
     return figures | most
 
 
 def share_hits(steps: Sequence[Figures]) -> float:
-    """Return the share of the bytes requested in steps with a layout that lie in its memory."""
-    served_bytes = sum(each["served_bytes"] for each in steps)
-    return sum(each["hit_bytes"] for each in steps) / served_bytes if served_bytes else 0.0
+    """Return the share of the bytes requested in steps that lie in the memory of a layout."""
+    served_bytes = sum(each.get("served_bytes", 0) for each in steps)
+    hit_bytes = sum(each.get("hit_bytes", 0) for each in steps)
+    return hit_bytes / served_bytes if served_bytes else 0.0
 
 
 # ---- tables --------------------------------------------------------------------------------------
