@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from swapkit.ir.plans import Action
+from swapkit.ir.traces import BEFORE
 from swapkit.planning.selection.cases import Stage
 from swapkit.units import format_bytes
 
@@ -66,7 +67,7 @@ def describe(status: PlanStatus, budget_bytes: int) -> str:
     assert plan is not None
     assert trace is not None
     counts = Counter(decision.action for decision in plan.decisions)
-    total = len(plan.decisions)
+    total = sum(storage.is_saved and storage.birth != BEFORE for storage in trace.storages)
     parts = [
         f"{counts[action]} of {total} storages {done}"
         for action, done in ((Action.SWAP, "swapped"), (Action.RECOMPUTE, "recomputed"))

@@ -16,12 +16,15 @@ if TYPE_CHECKING:
 
 TRACE = Trace(
     operators=(Operator(name="mul", seconds=2.0, phase=Phase.FORWARD),),
-    storages=(Storage(nbytes=100, kind=Kind.STATE, death=1),),
+    storages=(
+        Storage(nbytes=100, kind=Kind.STATE, death=1),
+        *[Storage(nbytes=50, birth=0, death=1, is_saved=True)] * 3,
+    ),
 )
 PLAN = Plan(
     decisions=tuple(
         Decision(storage=number, action=action)
-        for number, action in enumerate((Action.SWAP, Action.KEEP, Action.RECOMPUTE))
+        for number, action in ((1, Action.SWAP), (3, Action.RECOMPUTE))
     ),
     budget_bytes=14 << 20,
     prediction=Prediction(seconds=2.5, peak_bytes=13 << 20),
@@ -51,8 +54,8 @@ def test_line_when_the_machine_is_slower_than_the_record_then_the_cost_is_relati
 
 
 def test_line_when_nothing_moves_then_it_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    kept = replace(PLAN, decisions=(Decision(storage=0, action=Action.KEEP),))
-    assert "all 1 storages stay on the device" in told(caplog, replace(STATUS, plan=kept))
+    kept = replace(PLAN, decisions=())
+    assert "all 3 storages stay on the device" in told(caplog, replace(STATUS, plan=kept))
 
 
 def test_line_when_there_is_no_plan_then_it_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
