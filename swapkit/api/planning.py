@@ -44,7 +44,7 @@ def plan(
         trace: trace of one step from `swapkit.record`, or the path of a file that holds one.
         budget: most bytes of the device reserved at once: bytes, `"10GiB"`, or a share of the
             step's peak without a plan, `"60%"` or 0.6. None: the machine's budget.
-        machine: links, host and disk, as `python -m swapkit machine --json` prints them, or the
+        machine: links, host and disk, as `swapkit machine --json` prints them, or the
             path of such a file. None: this machine, measured once and remembered.
         policy: `"auto"`, `"swap"`, `"recompute"`, or an object with `plan(trace, machine)`.
         optimizer_states: whether optimizer states may be swapped too.

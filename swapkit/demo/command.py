@@ -1,4 +1,4 @@
-"""The command `python -m swapkit demo`."""
+"""Runs the demo, and prints and keeps its result."""
 
 import importlib.util
 import json
@@ -38,7 +38,7 @@ def run_demo(options: DemoOptions) -> int:
     try:
         return _run(options)
     except OptionError as error:
-        sys.stderr.write(f"python -m swapkit demo: {error}\n")
+        sys.stderr.write(f"swapkit demo: {error}\n")
         return EXIT_USAGE
     except RunFailedError as error:
         sys.stderr.write(f"The demo failed: {error}\n")

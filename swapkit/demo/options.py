@@ -1,6 +1,5 @@
 """The demo's options and their validation."""
 
-import argparse
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -143,94 +142,53 @@ def processors() -> int:
     return os.cpu_count() or 1
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the demo's options to a parser.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenOptions:
+    """The demo's options as a user gave them; `read_options` checks them."""
 
-    Args:
-        parser: parser of the subcommand.
-    """
-    parser.add_argument(
-        "--budget",
-        action="append",
-        metavar="BUDGET",
-        help='share of the peak without a limit, "60%%", or bytes, "300MiB"; repeat, or '
-        f"separate several with commas (default: {','.join(DEFAULT_BUDGETS).replace('%', '%%')})",
-    )
-    parser.add_argument(
-        "--size",
-        default=DEFAULT_SIZE,
-        help=f"size of the model: {', '.join(SIZES)} (default: {DEFAULT_SIZE})",
-    )
-    parser.add_argument("--steps", type=int, help="timed steps of every run")
-    parser.add_argument(
-        "--sweep",
-        nargs="?",
-        const=DEFAULT_SHARES,
-        metavar="SHARES",
-        help="also compare all policies at these budgets over a fast and a slow link: shares of "
-        f"the activations (without a value: {DEFAULT_SHARES.replace('%', '%%')}); takes ten "
-        "minutes",
-    )
-    parser.add_argument(
-        "--sweep-steps",
-        type=int,
-        default=SWEEP_STEPS,
-        help=f"timed steps of every run of the sweep (default: {SWEEP_STEPS})",
-    )
-    parser.add_argument(
-        "--output",
-        type=Path,
-        default=Path("swapkit-demo"),
-        help="folder for chart.png and result.json (default: ./swapkit-demo)",
-    )
-    parser.add_argument(
-        "--json", metavar="FILE", help="also write the result to FILE; - for stdout"
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, help="seed of model and batches (default: 0)"
-    )
-    parser.add_argument(
-        "--threads",
-        type=int,
-        help="torch's threads in every run (default: half of the processors; the others copy)",
-    )
+    budgets: tuple[str, ...] = ()
+    size: str = DEFAULT_SIZE
+    steps: int | None = None
+    sweep: str | None = None
+    sweep_steps: int = SWEEP_STEPS
+    output: Path = Path("swapkit-demo")
+    json: str | None = None
+    seed: int = 0
+    threads: int | None = None
 
 
-def from_arguments(arguments: argparse.Namespace) -> DemoOptions:
-    """Return the options from parsed arguments, after checking them.
-
-    Args:
-        arguments: the parsed arguments of `add_arguments`.
+def read_options(given: GivenOptions) -> DemoOptions:
+    """Return the options after checking them.
 
     Raises:
         OptionError: a value is invalid.
     """
-    if arguments.size not in SIZES:
-        msg = f"--size {arguments.size!r}: expected one of {', '.join(SIZES)}"
+    if given.size not in SIZES:
+        msg = f"--size {given.size!r}: expected one of {', '.join(SIZES)}"
         raise OptionError(msg)
-    steps = SIZES[arguments.size].steps if arguments.steps is None else arguments.steps
+    steps = SIZES[given.size].steps if given.steps is None else given.steps
     if steps < 1:
         msg = f"--steps {steps}: expected at least 1 timed step"
         raise OptionError(msg)
-    if arguments.sweep_steps < 1:
-        msg = f"--sweep-steps {arguments.sweep_steps}: expected at least 1 timed step"
+    if given.sweep_steps < 1:
+        msg = f"--sweep-steps {given.sweep_steps}: expected at least 1 timed step"
         raise OptionError(msg)
     # On a CPU, copies need processors too; other devices have copy engines.
-    threads = max(1, processors() // 2) if arguments.threads is None else arguments.threads
+    threads = max(1, processors() // 2) if given.threads is None else given.threads
     if not 1 <= threads <= processors():
         msg = f"--threads {threads}: expected 1 to {processors()}, the number of processors"
         raise OptionError(msg)
-    if arguments.output.exists() and not arguments.output.is_dir():
-        msg = f"--output {arguments.output}: this is a file; expected a folder, existing or new"
+    if given.output.exists() and not given.output.is_dir():
+        msg = f"--output {given.output}: this is a file; expected a folder, existing or new"
         raise OptionError(msg)
     return DemoOptions(
-        budgets=parse_budgets(arguments.budget or DEFAULT_BUDGETS),
-        size=arguments.size,
+        budgets=parse_budgets(given.budgets or DEFAULT_BUDGETS),
+        size=given.size,
         steps=steps,
-        output=arguments.output,
-        json=arguments.json,
-        seed=arguments.seed,
+        output=given.output,
+        json=given.json,
+        seed=given.seed,
         threads=threads,
-        shares=parse_shares(arguments.sweep),
-        sweep_steps=arguments.sweep_steps,
+        shares=parse_shares(given.sweep),
+        sweep_steps=given.sweep_steps,
     )

@@ -1,1 +1,1 @@
-"""`python -m swapkit replay`: a trace of requests through several allocators, and their figures."""
+"""`swapkit replay`: a trace of requests through several allocators, and their figures."""

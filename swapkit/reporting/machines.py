@@ -58,8 +58,15 @@ def summarize_machine(machine: Machine) -> str:
 
 def format_machine(machine: Machine) -> str:
     """Return all measured values of a machine as a table."""
+    heads, *rows = list_machine(machine)
+    return format_table(heads, rows)
+
+
+def list_machine(machine: Machine) -> list[tuple[str, str]]:
+    """Return all measured values of a machine: names and values, below the table's headings."""
     host = "no limit" if machine.host_bytes is None else format_bytes(machine.host_bytes)
     rows = [
+        (machine.name or "machine", ""),
         ("budget", format_bytes(machine.budget_bytes)),
         (
             "out, to the host",
@@ -79,7 +86,7 @@ def format_machine(machine: Machine) -> str:
         ]
     else:
         rows.append(("disk", "none"))
-    return format_table((machine.name or "machine", ""), rows)
+    return rows
 
 
 def _format_way(bytes_per_second: float, latency_seconds: float) -> str:

@@ -107,8 +107,8 @@ def compile_shim(folder: Path, *, often: str = ", once") -> Path:
     Raises:
         NativeBuildError: there is no compiler, or it fails; the message has its output.
     """
-    compiler = _find_compiler()
-    headers = _find_headers()
+    compiler = find_compiler()
+    headers = find_headers()
     # A warning, so that it shows without logging set up: the program stands still for a while.
     _log.warning(
         "swapkit: compiling its allocator for torch %s%s: about 10 s", torch.__version__, often
@@ -141,7 +141,12 @@ def _options() -> tuple[str, ...]:
     return (*OPTIONS, abi, *(("-DSK_DEBUG",) if is_checked else ()))
 
 
-def _find_compiler() -> list[str]:
+def find_compiler() -> list[str]:
+    """Return the words of the compiler's command.
+
+    Raises:
+        NativeBuildError: there is no compiler.
+    """
     compiler = shlex.split(os.environ.get("CXX") or "c++")
     if shutil.which(compiler[0]) is None:
         raise NativeBuildError(
@@ -152,7 +157,12 @@ def _find_compiler() -> list[str]:
     return compiler
 
 
-def _find_headers() -> list[str]:
+def find_headers() -> list[str]:
+    """Return the options for the folders of headers.
+
+    Raises:
+        NativeBuildError: Python's headers are missing.
+    """
     python_headers = Path(sysconfig.get_path("include"))
     if not (python_headers / "Python.h").exists():
         raise NativeBuildError(

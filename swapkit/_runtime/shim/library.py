@@ -145,7 +145,7 @@ def _explain(error: ImportError | OSError) -> NativeBuildError:
     if isinstance(error, NativeBuildError):
         return error  # of another library, with advice of its own
     return NativeBuildError(
-        f"swapkit's allocator shim could not be loaded: {error}\nRun `python -m swapkit "
+        f"swapkit's allocator shim could not be loaded: {error}\nRun `swapkit "
         "build --force` to compile it again"
     )
 

@@ -1,0 +1,60 @@
+"""Output: rich tables where stdout is a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from swapkit.reporting.text import format_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+def show_table(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], *, styles: Sequence[str] = ()
+) -> None:
+    """Print rows below their headings to stdout.
+
+    Args:
+        heads: a heading for each column.
+        rows: the cells.
+        styles: for each row a style of rich, for terminals with colours; none: plain.
+    """
+    if not sys.stdout.isatty():
+        click.echo(format_table(heads, rows))
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*heads, box=SIMPLE_HEAD, pad_edge=False)
+    for position, row in enumerate(rows):
+        table.add_row(*_plain(row), style=styles[position] if styles else None)
+    Console().print(table)
+
+
+def _plain(cells: Sequence[str]) -> list[str]:
+    """Return cells whose brackets rich does not read as markup."""
+    from rich.markup import escape
+
+    return [escape(cell) for cell in cells]
+
+
+@contextlib.contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Show on a terminal what the command is busy with; elsewhere print nothing.
+
+    Args:
+        what: a few words.
+    """
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(f"{what} ..."):
+        yield

@@ -1,0 +1,116 @@
+"""`swapkit plan`: decides which tensors of a recorded step to keep, swap and recompute."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import click
+
+from swapkit.cli.base import DONE, Command
+from swapkit.cli.machine import find_machine
+from swapkit.cli.output import waiting
+
+if TYPE_CHECKING:
+    from swapkit.ir.machines import Machine
+    from swapkit.ir.plans import Plan
+    from swapkit.ir.traces import Trace
+
+_POLICIES = ("auto", "swap", "recompute")
+
+
+@click.command(cls=Command)
+@click.argument("trace")
+@click.argument("budget")
+@click.option(
+    "--machine",
+    "machine_file",
+    metavar="FILE",
+    help="Speeds of the target machine, as `swapkit machine --json FILE` writes them "
+    "(default: this machine).",
+)
+@click.option("--policy", type=click.Choice(_POLICIES), default="auto", show_default=True)
+@click.option("--out", metavar="FILE", help="Write the plan, for swapkit.budget(..., plan=FILE).")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON instead of text.")
+def plan(  # noqa: PLR0913 - one for each option
+    *,
+    trace: str,
+    budget: str,
+    machine_file: str | None,
+    policy: str,
+    out: str | None,
+    as_json: bool,
+) -> int:
+    """Plan a recorded step for a budget, without training.
+
+    TRACE is a file that trace.save or swapkit.ir.codec.write_trace wrote. BUDGET is bytes,
+    "10GiB", or a share of the step's peak without a plan, "60%".
+    """
+    import swapkit
+    from swapkit.ir.codec import read_machine, read_trace, write_planned
+
+    step = read_trace(trace)
+    with waiting("measuring the machine"):
+        machine = _measure(step) if machine_file is None else read_machine(machine_file)
+    with waiting("planning"):
+        made = swapkit.plan(step, budget, machine=machine, policy=policy)
+    if out is not None:
+        write_planned(out, step, made)
+    if as_json:
+        click.echo(json.dumps(list_figures(step, made), indent=2))
+    else:
+        _show(step, made, replace(machine, budget_bytes=made.budget_bytes), policy)
+    return DONE
+
+
+def _measure(step: Trace) -> Machine:
+    """Return this machine, with the device on which the step was recorded.
+
+    Raises:
+        InvalidArgument: this machine has no such device.
+    """
+    from swapkit.errors import InvalidArgument, Unsupported
+
+    kind = step.device.partition(":")[0]
+    try:
+        machine, _ = find_machine(kind)
+    except (InvalidArgument, Unsupported) as error:
+        raise InvalidArgument(
+            f"the trace was recorded on {step.device}: {error}. Pass --machine FILE"
+        ) from None
+    return machine
+
+
+def list_figures(step: Trace, made: Plan) -> dict[str, int | float | str | None]:
+    """Return the figures of a plan by flat names, in bytes and seconds; None: unknown."""
+    swapped, recomputed = made.count_moved()
+    found = made.prediction
+    return {
+        "policy": made.policy,
+        "budget_bytes": made.budget_bytes,
+        "plain_peak_bytes": step.peak_bytes,
+        "plain_step_seconds": step.seconds,
+        "storages": len(step.storages),
+        "swapped": swapped,
+        "recomputed": recomputed,
+        "bound_seconds": made.bound_seconds,
+        "step_seconds": None if found is None else found.step_seconds,
+        "stall_seconds": None if found is None else found.stall_seconds,
+        "recompute_seconds": None if found is None else found.recompute_seconds,
+        "peak_bytes": None if found is None else found.peak_bytes,
+        "reserved_bytes": None if found is None else found.reserved_bytes,
+        "host_peak_bytes": None if found is None else found.host_peak_bytes,
+        "swapped_bytes": None if found is None else found.swapped_bytes,
+    }
+
+
+def _show(step: Trace, made: Plan, machine: Machine, policy: str) -> None:
+    from swapkit.planning.planner import trade_offs
+    from swapkit.planning.reasons import explain_decisions
+    from swapkit.reporting.plans import format_plan, format_trade_offs
+
+    click.echo(format_plan(made, explain_decisions(step, made, machine)))
+    with waiting("planning for other budgets"):
+        offers = trade_offs(step, machine, policy=policy)
+    click.echo("\n" + format_trade_offs(offers, plan=made))

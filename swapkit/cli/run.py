@@ -1,0 +1,271 @@
+"""`swapkit run`: runs an unchanged training script inside a budget."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from swapkit.cli.base import BAD_INPUT, DONE, FAILED, Command, code_of
+from swapkit.cli.script import Script
+from swapkit.cli.torch_import import when_torch_is_imported
+from swapkit.errors import InvalidArgument, SwapkitError
+from swapkit.units import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from swapkit._runtime.session.session import Session
+    from swapkit.cli.script_budget import ScriptBudget
+
+_AUTO = "auto"
+_POLICIES = ("auto", "swap", "recompute", "rescue")
+_ANY_WHOLE_BYTES = 1 << 40  # shares are resolved when the device is known
+_COUNTED = (
+    "no step was counted: no optimizer of torch has stepped in this process. For processes that the "
+    "script starts itself, use torchrun; in a loop without an optimizer, call "
+    "swapkit.sessions()[-1].mark_step()"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """The options of the command, as the user gave them."""
+
+    budget: str
+    policy: str
+    host_limit: str | None
+    disk: str | None
+    disk_limit: str | None
+    device: str | None
+    plan: str | None
+    save_plan: str | None
+    report: str | None
+    trace: str | None
+
+    def check(self) -> None:
+        """Check what can be checked before the script runs.
+
+        Raises:
+            InvalidArgument: an amount cannot be parsed, or a file or folder does not exist.
+        """
+        if self.budget != _AUTO:
+            parse_bytes(self.budget, whole_bytes=_ANY_WHOLE_BYTES, name="--budget")
+        if self.plan is not None and not Path(self.plan).is_file():
+            raise InvalidArgument(f"--plan {self.plan!r}: there is no such file")
+        files = {"--save-plan": self.save_plan, "--report": self.report, "--trace": self.trace}
+        for name, file in files.items():
+            if file is not None and not Path(file).parent.is_dir():
+                folder = str(Path(file).parent)
+                raise InvalidArgument(f"{name} {file!r}: there is no folder {folder!r}")
+
+    def session_options(self) -> dict[str, Any]:
+        """Return the arguments of `swapkit.budget`, without budget, model, optimizer and plan."""
+        return {
+            "policy": self.policy,
+            "host_limit": self.host_limit,
+            "disk": self.disk,
+            "disk_limit": self.disk_limit,
+            "device": self.device,
+        }
+
+
+class _Refused(BaseException):  # noqa: N818 - not an error of the script
+    """Ends the script because of an option. No `Exception`: scripts catch these."""
+
+    def __init__(self, error: SwapkitError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@click.command(
+    cls=Command,
+    context_settings={"allow_interspersed_args": False},
+    options_metavar="[OPTIONS]",
+)
+@click.option(
+    "--budget",
+    default=_AUTO,
+    show_default=True,
+    help='Bytes, or a share of the device\'s memory: "10GiB", "80%"; "auto": what is free.',
+)
+@click.option(
+    "--policy",
+    type=click.Choice(_POLICIES),
+    default="auto",
+    show_default=True,
+    help="auto: swap and recompute; rescue: no plan, act when memory fills up.",
+)
+@click.option("--host-limit", metavar="BYTES", help="Most host memory for copies.")
+@click.option("--disk", metavar="FOLDER", help="Where copies go that the host has no room for.")
+@click.option("--disk-limit", metavar="BYTES", help="Most bytes on the disk.")
+@click.option("--device", help='E.g. "cpu" or "cuda:1" (default: an accelerator if present).')
+@click.option("--plan", metavar="FILE", help="Follow the plan in this file.")
+@click.option("--save-plan", metavar="FILE", help="Write the plan, for --plan.")
+@click.option("--report", metavar="FILE.html", help="Write a report about the training.")
+@click.option("--trace", metavar="FILE.json", help="Write a step's timeline for Perfetto.")
+@click.option("-m", "is_module", is_flag=True, help="Run a module, as python -m does.")
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
+def run(*, is_module: bool, program: tuple[str, ...], **given: Any) -> int:
+    """Run a training script inside a memory budget, without a change to it.
+
+    \b
+    swapkit run --budget 10GiB train.py --epochs 3
+    swapkit run --budget 80% -m package.train --epochs 3
+    torchrun --nproc-per-node 2 -m swapkit run --budget 10GiB train.py
+    accelerate launch -m swapkit run --budget 10GiB train.py
+
+    The budget holds from the import of torch on. Steps are counted by torch's optimizers. The exit
+    code is that of the script. A summary goes to stderr, on rank 0; files of other ranks get a
+    suffix, as in run.rank1.html.
+    """
+    if not program:
+        raise click.UsageError("expected a script, or -m and a module")
+    options = RunOptions(**given)
+    options.check()
+    script = Script(name=program[0], is_module=is_module, arguments=program[1:])
+    return _Run(options).run(script)
+
+
+class _Run:
+    """One run of a script."""
+
+    def __init__(self, options: RunOptions) -> None:
+        self._options = options
+        self._budget: ScriptBudget | None = None
+        self._process = os.getpid()
+        self._rank = int(os.environ.get("RANK", "0"))
+
+    def run(self, script: Script) -> int:
+        """Run the script, then write the files and the summary; return the exit code."""
+        when_torch_is_imported(self._open)
+        try:
+            code = script.run()
+        except _Refused as refused:
+            self._finish()
+            click.echo(f"swapkit run: {refused.error}", err=True)
+            return code_of(refused.error)
+        if os.getpid() != self._process:
+            return code  # a child that the script forked
+        if any(_is_needed(each) for each in threading.enumerate()):
+            atexit.register(self._finish)  # Python first waits for the script's threads
+            return code
+        finished = self._finish()
+        return finished if code == DONE else code
+
+    def _open(self) -> None:
+        """Begin the budget: torch was just imported."""
+        from swapkit.cli.script_budget import ScriptBudget
+
+        options = self._options
+        try:
+            device = options.device or _own_device()
+            self._budget = ScriptBudget(
+                options.budget,
+                {**options.session_options(), "device": device},
+                plan=options.plan,
+                refuse=self._refuse,
+            )
+        except SwapkitError as error:
+            raise _Refused(error) from None
+
+    def _refuse(self, error: SwapkitError) -> None:
+        raise _Refused(error) from None
+
+    # ---- the end -------------------------------------------------------------------------------
+
+    def _finish(self) -> int:
+        """Write the files, end the budget, print the summary; return the exit code for these."""
+        budget, code = self._budget, DONE
+        if budget is None:
+            self._say("the script did not import torch")
+            return code
+        for write in self._list_files(budget.session):
+            try:
+                write()
+            except (SwapkitError, OSError) as error:
+                click.echo(f"swapkit run: {error}", err=True)
+                code = FAILED
+        budget.close()
+        for line in _summarize(budget):
+            self._say(line)
+        return code
+
+    def _list_files(self, session: Session) -> Iterator[Callable[[], object]]:
+        """Yield a function for each file that was asked for."""
+        options = self._options
+        asked: tuple[tuple[str | None, str], ...] = (
+            (options.save_plan, "save_plan"),
+            (options.report, "report"),
+            (options.trace, "export_trace"),
+        )
+        for file, method in asked:
+            if file is not None:
+                path = name_for_rank(Path(file), self._rank)
+                yield lambda path=path, method=method: getattr(session, method)(path)
+
+    def _say(self, line: str) -> None:
+        if self._rank == 0:
+            click.echo(f"swapkit run: {line}", err=True)
+
+
+def name_for_rank(path: Path, rank: int) -> Path:
+    """Return the file of a rank.
+
+    Example:
+        >>> str(name_for_rank(Path("run.html"), 0)), str(name_for_rank(Path("run.html"), 1))
+        ('run.html', 'run.rank1.html')
+    """
+    return path if rank == 0 else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
+
+
+def _own_device() -> str | None:
+    """Return this rank's accelerator; None: there is no rank, or no such accelerator.
+
+    The script chooses its device only after the budget has begun.
+    """
+    from swapkit._runtime.torch_compat.accelerators import present_accelerator
+
+    number = os.environ.get("LOCAL_RANK", "")
+    accelerator = present_accelerator() if number.isdecimal() else None
+    if accelerator is None or int(number) >= accelerator.count():
+        return None  # each rank may see its own device only
+    return f"{accelerator.type}:{number}"
+
+
+def _is_needed(thread: threading.Thread) -> bool:
+    """Return whether Python waits for a thread before it ends the process."""
+    return thread is not threading.main_thread() and not thread.daemon
+
+
+def _summarize(budget: ScriptBudget) -> list[str]:
+    """Return the lines of the summary."""
+    session = budget.session
+    steps = budget.steps
+    lines = [
+        f"budget {format_bytes(session.limit_bytes)}, peak {format_bytes(budget.peak_bytes)} "
+        f"reserved, {steps} {'step' if steps == 1 else 'steps'}, {budget.rescues} rescues"
+    ]
+    if budget.has_own:
+        return [*lines, "the script opened sessions by itself: those made the plans"]
+    if steps == 0:
+        return [*lines, _COUNTED]
+    return [*lines, _describe_plan(session)]
+
+
+def _describe_plan(session: Session) -> str:
+    plan, stats = session.plan, session.stats
+    if plan is None:
+        return f"no plan, rescues only (stage {session.stage!r} after {stats.steps} steps)"
+    swapped, recomputed = plan.count_moved()
+    text = f"plan: {swapped} storages swapped, {recomputed} recomputed"
+    seconds, unlimited = stats.step_seconds, stats.unlimited_step_seconds
+    if seconds and unlimited:
+        text += f"; {seconds:.4g} s a step, {seconds / unlimited - 1:+.1%} against no budget"
+    return text if session.stage == "stable" else f"{text} (stage {session.stage!r})"

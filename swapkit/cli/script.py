@@ -1,0 +1,172 @@
+"""Runs a user's script or module as `__main__`, as `python script.py` and `python -m` do."""
+
+from __future__ import annotations
+
+import builtins
+import importlib.machinery
+import importlib.util
+import io
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import click
+
+from swapkit.cli.base import DONE, FAILED, INTERRUPTED
+from swapkit.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from importlib.machinery import ModuleSpec
+    from types import CodeType, TracebackType
+
+_MAIN = "__main__"
+# Frames of code between the command line and the script, which its traceback leaves out.
+_OURS = (f"{Path(__file__).parent}{os.sep}", "<frozen importlib")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """A program of the user, and its arguments.
+
+    Args:
+        name: the path of a script, or the dotted name of a module.
+        is_module: whether the name is a module's.
+        arguments: what the program finds in `sys.argv[1:]`.
+    """
+
+    name: str
+    is_module: bool
+    arguments: tuple[str, ...]
+
+    def run(self) -> int:
+        """Run the program in this process, on this thread; return its exit code.
+
+        The exit code is that of `sys.exit`, 1 after an exception and 130 after Ctrl-C. Exceptions
+        are passed to `sys.excepthook`, without the frames of the command line.
+
+        Raises:
+            InvalidArgument: there is no such script or module.
+        """
+        execute = self.prepare()
+        try:
+            execute()
+        except SystemExit as error:
+            return _code_of_exit(error)
+        except Exception as error:  # noqa: BLE001 - as Python's own main program
+            _show(error)
+            return FAILED
+        except KeyboardInterrupt as error:
+            _show(error)
+            return INTERRUPTED
+        return DONE
+
+    def prepare(self) -> Callable[[], None]:
+        """Set `sys.argv` and `sys.path`, and return the function that runs the program.
+
+        Raises:
+            InvalidArgument: there is no such script or module.
+        """
+        return self._prepare_module() if self.is_module else self._prepare_script()
+
+    def _prepare_script(self) -> Callable[[], None]:
+        path = Path(self.name)
+        if not path.is_file():
+            raise InvalidArgument(
+                f"{self.name!r} is no file: pass the path of a script, or -m and a module's name"
+            )
+        # As Python since 3.9: the full path in tracebacks, the given one in sys.argv.
+        file = os.path.abspath(path)  # noqa: PTH100 - links stay
+        _set_path(os.path.dirname(os.path.realpath(path)))  # noqa: PTH120
+        sys.argv = [self.name, *self.arguments]
+        loader = importlib.machinery.SourceFileLoader(_MAIN, file)
+        main = _make_main(file, loader=loader, spec=None)
+
+        def execute() -> None:
+            with io.open_code(file) as source:
+                code: CodeType = compile(source.read(), file, "exec", dont_inherit=True)
+            exec(code, main.__dict__)  # noqa: S102 - the user's own program
+
+        return execute
+
+    def _prepare_module(self) -> Callable[[], None]:
+        _set_path(os.getcwd())  # noqa: PTH109
+        sys.argv = ["-m", *self.arguments]
+
+        def execute() -> None:
+            spec, code = _find_module(self.name)
+            sys.argv[0] = spec.origin or self.name
+            main = _make_main(spec.origin, loader=spec.loader, spec=spec)
+            exec(code, main.__dict__)  # noqa: S102 - the user's own program
+
+        return execute
+
+
+def _set_path(folder: str) -> None:
+    """Replace the first folder of `sys.path`, which is that of the command, by the program's."""
+    if sys.flags.safe_path if hasattr(sys.flags, "safe_path") else sys.flags.isolated:
+        return  # Python put no folder there
+    sys.path[0] = folder
+
+
+def _make_main(file: str | None, *, loader: object, spec: ModuleSpec | None) -> ModuleType:
+    """Return a new `__main__`: pickle and worker processes find the program's classes in it."""
+    main = ModuleType(_MAIN)
+    main.__dict__.update(
+        __builtins__=builtins,
+        __file__=file,
+        __loader__=loader,
+        __spec__=spec,
+        __package__=None if spec is None else spec.parent,
+        __cached__=None if spec is None else spec.cached,
+    )
+    _former.append(sys.modules[_MAIN])
+    sys.modules[_MAIN] = main
+    return main
+
+
+_former: list[ModuleType] = []  # kept: Python would empty a module that nothing refers to
+
+
+def _find_module(name: str) -> tuple[ModuleSpec, CodeType]:
+    """Return a module's spec and code; of a package, those of its `__main__`.
+
+    Raises:
+        InvalidArgument: there is no such module, or it has no Python code.
+    """
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            name = f"{name}.{_MAIN}"
+            spec = importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # of an import in a package's __init__
+        spec = None
+    if spec is None:
+        raise InvalidArgument(f"no module named {name!r}; the search began in {sys.path[0]!r}")
+    loader = spec.loader
+    code = loader.get_code(name) if isinstance(loader, importlib.abc.InspectLoader) else None
+    if code is None:
+        raise InvalidArgument(f"the module {name!r} has no Python code to run")
+    return spec, code
+
+
+def _code_of_exit(error: SystemExit) -> int:
+    if error.code is None:
+        return DONE
+    if isinstance(error.code, int):
+        return error.code
+    click.echo(error.code, err=True)
+    return FAILED
+
+
+def _show(error: BaseException) -> None:
+    """Pass an exception to `sys.excepthook`, which scripts may have replaced."""
+    traceback: TracebackType | None = error.__traceback__
+    while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(_OURS):
+        traceback = traceback.tb_next
+    sys.excepthook(type(error), error.with_traceback(traceback), traceback)

@@ -1,0 +1,204 @@
+"""The sessions of `swapkit run`: a script inside a budget that it does not know of.
+
+When torch is imported, a first session without a plan begins. From then on the budget holds, and
+memory is freed when it runs out, whatever the script does. This session watches which modules the
+script trains and which optimizers step. Once each optimizer has stepped, a second session takes its
+place, with the model and the optimizers, as a user would have opened it. It records, plans and
+tries plans. So its steps begin with the model's forward: evaluation and data loading between steps
+belong to none, and inputs of other shapes get plans of their own.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import swapkit
+from swapkit._runtime.model import global_hooks
+from swapkit._runtime.model.step_counter import MOST_AHEAD
+from swapkit._runtime.optimizer.wrapped import list_optimizers
+from swapkit._runtime.saved.hooks import is_foreign
+from swapkit._runtime.torch_compat.internals import NO_TASK, graph_task
+from swapkit.errors import InvalidArgument, SwapkitError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from swapkit._runtime.session.session import Session
+
+
+class ScriptBudget:
+    """Keeps one process within a budget. A listener of `global_hooks`.
+
+    The hooks call it on any thread that runs modules or optimizers, with no lock held. Its own lock
+    guards the change from the first session to the second, and nothing waits for it.
+    """
+
+    may_bypass = True  # it needs the outermost module calls only
+
+    def __init__(
+        self,
+        limit: str,
+        options: Mapping[str, Any],
+        *,
+        plan: str | None,
+        refuse: Callable[[SwapkitError], None],
+    ) -> None:
+        """Begin the first session.
+
+        Args:
+            limit: the budget, as for `swapkit.budget`.
+            options: other arguments of `swapkit.budget`.
+            plan: the path of a plan to follow; None: none.
+            refuse: called if the plan does not fit the script; raises an exception.
+
+        Raises:
+            SwapkitError: swapkit cannot be installed, or an option is invalid.
+        """
+        self._options = dict(options)
+        self._plan = plan
+        self._refuse = refuse
+        self._roots: list[weakref.ref[torch.nn.Module]] = []  # in the order of their first calls
+        self._steps: weakref.WeakKeyDictionary[torch.optim.Optimizer, int]
+        self._steps = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+        self.has_own = False  # whether the script opened sessions by itself
+        self.is_planning = False  # whether the second session has begun
+        self.session = self._first = self._open_first(limit)
+        global_hooks.calls.add(self)
+        global_hooks.steps.add(self)
+
+    def _open_first(self, limit: int | str) -> Session:
+        options = {**self._options, "policy": "rescue"}
+        return swapkit.budget(limit, **options).__enter__()
+
+    @property
+    def steps(self) -> int:
+        """The steps so far, of both sessions."""
+        return self._add("steps")
+
+    @property
+    def rescues(self) -> int:
+        """The rescues so far, of both sessions."""
+        return self._add("oom_rescues")
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes reserved so far."""
+        return max(each.stats.peak_bytes for each in {self._first, self.session})
+
+    def _add(self, statistic: str) -> int:
+        return sum(getattr(each.stats, statistic) for each in {self._first, self.session})
+
+    def close(self) -> None:
+        """End the budget."""
+        self._stop_watching()
+        self.session.close()
+
+    # ---- for the hooks ---------------------------------------------------------------------------
+
+    def enter(self, module: torch.nn.Module) -> None:
+        """Note a module that the script itself calls to train."""
+        if not torch.is_grad_enabled() or graph_task() != NO_TASK:
+            return
+        running = global_hooks.running_modules(sys._getframe(1))  # noqa: SLF001
+        if any(each is not module for each in running):
+            return
+        if self._is_due():
+            self._begin_planning()
+        elif not any(each() is module for each in self._roots) and _is_trained(module):
+            self._roots.append(weakref.ref(module))
+
+    def leave(self, module: torch.nn.Module) -> None:
+        """Do nothing: only the begin of a call matters."""
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Do nothing: only the end of a step matters."""
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Begin to plan after the step of the last optimizer, if nothing is in the way."""
+        self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
+        if self._is_due():
+            self._begin_planning()
+
+    def _is_due(self) -> bool:
+        """Return whether the second session can begin here.
+
+        Not inside the script's own session, a backward pass, or hooks for saved tensors: these end
+        before a session that would begin here.
+        """
+        self.has_own |= any(each is not self.session for each in swapkit.sessions())
+        if not self._steps or self.is_planning or self.has_own:
+            return False
+        if graph_task() != NO_TASK or is_foreign() or not self.session.is_active:
+            return False
+        counts = dict(self._steps)
+        return max(counts.values()) >= MOST_AHEAD or all(
+            each in counts for each in _list_living_optimizers()
+        )
+
+    def _begin_planning(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            return  # another thread is just doing it
+        try:
+            if not self.is_planning:
+                self.is_planning = True
+                self._stop_watching()
+                self._replace()
+        finally:
+            self._lock.release()
+
+    def _stop_watching(self) -> None:
+        global_hooks.calls.remove(self)
+        global_hooks.steps.remove(self)
+
+    def _replace(self) -> None:
+        """End the first session and begin the second; without success, one like the first."""
+        optimizers = [each for each in list_optimizers(list(self._steps)) if each in self._steps]
+        model = self._choose_model(optimizers)
+        limit_bytes = self._first.limit_bytes
+        self._first.close()  # first: its hooks are on top of the thread's stack
+        try:
+            second = swapkit.budget(
+                limit_bytes, model, optimizers, plan=self._plan, **self._options
+            )
+            self.session = second.__enter__()
+        except SwapkitError as error:
+            self.session = self._open_first(limit_bytes)
+            self._refuse(error)
+
+    def _choose_model(self, optimizers: list[torch.optim.Optimizer]) -> torch.nn.Module | None:
+        """Return the first module of a step whose parameters an optimizer holds; None: none."""
+        held = {
+            id(each)
+            for optimizer in optimizers
+            for group in optimizer.param_groups
+            for each in group["params"]
+        }
+        roots = [module for each in self._roots if (module := each()) is not None]
+        found = next(
+            (root for root in roots if any(id(each) in held for each in root.parameters())), None
+        )
+        # The names of a compiled module's parts are those of the module itself.
+        return getattr(found, "_orig_mod", found)
+
+
+def _is_trained(module: torch.nn.Module) -> bool:
+    return any(each.requires_grad for each in module.parameters())
+
+
+def _list_living_optimizers() -> set[torch.optim.Optimizer]:
+    """Return the optimizers of the process. A type's check runs no code of the objects."""
+    found = set()
+    for each in gc.get_objects():
+        if issubclass(type(each), torch.optim.Optimizer):
+            try:
+                found.update(list_optimizers(each))
+            except InvalidArgument:  # a wrapper without an optimizer yet
+                continue
+    return found
