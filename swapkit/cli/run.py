@@ -16,6 +16,7 @@ from swapkit.cli.base import BAD_INPUT, DONE, FAILED, Command, code_of
 from swapkit.cli.script import Script
 from swapkit.cli.torch_import import when_torch_is_imported
 from swapkit.errors import InvalidArgument, SwapkitError
+from swapkit.reporting.machines import format_seconds
 from swapkit.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 _AUTO = "auto"
 _POLICIES = ("auto", "swap", "recompute", "rescue")
 _ANY_WHOLE_BYTES = 1 << 40  # shares are resolved when the device is known
-_COUNTED = (
+_UNCOUNTED = (
     "no step was counted: no optimizer of torch has stepped in this process. For processes that the "
     "script starts itself, use torchrun; in a loop without an optimizer, call "
     "swapkit.sessions()[-1].mark_step()"
@@ -240,32 +241,39 @@ def _own_device() -> str | None:
 
 
 def _is_needed(thread: threading.Thread) -> bool:
-    """Return whether Python waits for a thread before it ends the process."""
-    return thread is not threading.main_thread() and not thread.daemon
+    """Return whether Python waits for a thread of the script before it ends the process.
+
+    Swapkit's own threads end with the session.
+    """
+    is_others = thread is not threading.main_thread() and not thread.name.startswith("swapkit")
+    return is_others and not thread.daemon
 
 
-def _summarize(budget: ScriptBudget) -> list[str]:
-    """Return the lines of the summary."""
-    session = budget.session
-    steps = budget.steps
-    lines = [
+def _summarize(budget: ScriptBudget) -> Iterator[str]:
+    """Yield the lines of the summary."""
+    session, steps = budget.session, budget.steps
+    yield (
         f"budget {format_bytes(session.limit_bytes)}, peak {format_bytes(budget.peak_bytes)} "
-        f"reserved, {steps} {'step' if steps == 1 else 'steps'}, {budget.rescues} rescues"
-    ]
+        f"reserved, {_count(steps, 'step')}, {_count(budget.rescues, 'rescue')}"
+    )
     if budget.has_own:
-        return [*lines, "the script opened sessions by itself: those made the plans"]
-    if steps == 0:
-        return [*lines, _COUNTED]
-    return [*lines, _describe_plan(session)]
+        yield "the script has sessions of its own: these made the plans"
+    elif steps == 0:
+        yield _UNCOUNTED
+    else:
+        yield _describe_plan(session)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _describe_plan(session: Session) -> str:
     plan, stats = session.plan, session.stats
     if plan is None:
-        return f"no plan, rescues only (stage {session.stage!r} after {stats.steps} steps)"
+        return f"no plan, rescues only (stage {session.stage!r})"
     swapped, recomputed = plan.count_moved()
     text = f"plan: {swapped} storages swapped, {recomputed} recomputed"
-    seconds, unlimited = stats.step_seconds, stats.unlimited_step_seconds
-    if seconds and unlimited:
-        text += f"; {seconds:.4g} s a step, {seconds / unlimited - 1:+.1%} against no budget"
+    if stats.step_seconds is not None:
+        text += f"; {format_seconds(stats.step_seconds)} a step"
     return text if session.stage == "stable" else f"{text} (stage {session.stage!r})"

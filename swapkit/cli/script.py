@@ -28,6 +28,10 @@ _MAIN = "__main__"
 _OURS = (f"{Path(__file__).parent}{os.sep}", "<frozen importlib")
 
 
+class _NoProgram(Exception):  # noqa: N818 - as `InvalidArgument`, which a program may raise too
+    """There is no such module."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
     """A program of the user, and its arguments.
@@ -54,6 +58,8 @@ class Script:
         execute = self.prepare()
         try:
             execute()
+        except _NoProgram as error:
+            raise InvalidArgument(str(error)) from None
         except SystemExit as error:
             return _code_of_exit(error)
         except Exception as error:  # noqa: BLE001 - as Python's own main program
@@ -135,7 +141,7 @@ def _find_module(name: str) -> tuple[ModuleSpec, CodeType]:
     """Return a module's spec and code; of a package, those of its `__main__`.
 
     Raises:
-        InvalidArgument: there is no such module, or it has no Python code.
+        _NoProgram: there is no such module, or it has no Python code.
     """
     try:
         spec = importlib.util.find_spec(name)
@@ -147,11 +153,11 @@ def _find_module(name: str) -> tuple[ModuleSpec, CodeType]:
             raise  # of an import in a package's __init__
         spec = None
     if spec is None:
-        raise InvalidArgument(f"no module named {name!r}; the search began in {sys.path[0]!r}")
+        raise _NoProgram(f"no module named {name!r}; the search began in {sys.path[0]!r}")
     loader = spec.loader
     code = loader.get_code(name) if isinstance(loader, importlib.abc.InspectLoader) else None
     if code is None:
-        raise InvalidArgument(f"the module {name!r} has no Python code to run")
+        raise _NoProgram(f"the module {name!r} has no Python code to run")
     return spec, code
 
 

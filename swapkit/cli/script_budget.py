@@ -11,6 +11,7 @@ belong to none, and inputs of other shapes get plans of their own.
 from __future__ import annotations
 
 import gc
+import logging
 import sys
 import threading
 import weakref
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from swapkit._runtime.session.session import Session
+
+_log = logging.getLogger(__name__)
 
 
 class ScriptBudget:
@@ -66,8 +69,9 @@ class ScriptBudget:
         self._roots: list[weakref.ref[torch.nn.Module]] = []  # in the order of their first calls
         self._steps: weakref.WeakKeyDictionary[torch.optim.Optimizer, int]
         self._steps = weakref.WeakKeyDictionary()
+        self._is_ready = False  # whether the optimizers of a step are known
         self._lock = threading.Lock()
-        self.has_own = False  # whether the script opened sessions by itself
+        self.has_own = False  # whether the script has sessions of its own
         self.is_planning = False  # whether the second session has begun
         self.session = self._first = self._open_first(limit)
         global_hooks.calls.add(self)
@@ -109,7 +113,7 @@ class ScriptBudget:
         running = global_hooks.running_modules(sys._getframe(1))  # noqa: SLF001
         if any(each is not module for each in running):
             return
-        if self._is_due():
+        if self._is_ready and self._is_quiet():
             self._begin_planning()
         elif not any(each() is module for each in self._roots) and _is_trained(module):
             self._roots.append(weakref.ref(module))
@@ -122,24 +126,28 @@ class ScriptBudget:
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Begin to plan after the step of the last optimizer, if nothing is in the way."""
-        self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
-        if self._is_due():
+        steps = self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
+        if not self._is_ready:
+            counts = dict(self._steps)
+            self._is_ready = steps >= MOST_AHEAD or all(
+                each in counts for each in _list_living_optimizers()
+            )
+        if self._is_ready and self._is_quiet():
             self._begin_planning()
 
-    def _is_due(self) -> bool:
-        """Return whether the second session can begin here.
+    def _is_quiet(self) -> bool:
+        """Return whether a session can begin here and last.
 
-        Not inside the script's own session, a backward pass, or hooks for saved tensors: these end
-        before a session that would begin here.
+        It cannot inside a session of the script, a backward pass, or hooks for saved tensors: these
+        end before it.
         """
-        self.has_own |= any(each is not self.session for each in swapkit.sessions())
-        if not self._steps or self.is_planning or self.has_own:
-            return False
-        if graph_task() != NO_TASK or is_foreign() or not self.session.is_active:
-            return False
-        counts = dict(self._steps)
-        return max(counts.values()) >= MOST_AHEAD or all(
-            each in counts for each in _list_living_optimizers()
+        is_inside_own = any(each is not self.session for each in swapkit.sessions())
+        self.has_own |= is_inside_own
+        return (
+            not is_inside_own
+            and graph_task() == NO_TASK
+            and not is_foreign()
+            and self.session.is_active
         )
 
     def _begin_planning(self) -> None:
@@ -170,7 +178,9 @@ class ScriptBudget:
             self.session = second.__enter__()
         except SwapkitError as error:
             self.session = self._open_first(limit_bytes)
-            self._refuse(error)
+            if self._plan is not None:
+                self._refuse(error)
+            _log.warning("no plan, rescue only: %s", error)
 
     def _choose_model(self, optimizers: list[torch.optim.Optimizer]) -> torch.nn.Module | None:
         """Return the first module of a step whose parameters an optimizer holds; None: none."""
