@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 EXIT_OK, EXIT_BROKEN, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
-_NEEDED = ("rich", "matplotlib")
+_NEEDED = ("matplotlib",)
 _FILE_COLUMNS = 110
 
 

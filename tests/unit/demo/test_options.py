@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import pytest
 
+from swapkit.cli.demo import demo
 from swapkit.demo.options import (
     DemoOptions,
+    GivenOptions,
     OptionError,
-    add_arguments,
-    from_arguments,
     parse_budget,
     parse_budgets,
     processors,
+    read_options,
 )
 
 MIB = 1 << 20
 
 
 def read(*arguments: str) -> DemoOptions:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    return from_arguments(parser.parse_args(arguments))
+    """Return the options that the command reads from its arguments."""
+    given = demo.make_context("demo", list(arguments)).params
+    return read_options(GivenOptions(**given))
 
 
 def test_options_when_none_is_given_then_the_defaults() -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from swapkit import __main__ as command_line
+from swapkit import cli as command_line
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.shim import build as shim_build
 from swapkit._runtime.shim import library as shim
@@ -238,7 +238,7 @@ def test_load_when_the_cached_file_is_broken_then_the_error_says_what_to_do(cach
         shim.load_shim()
 
 
-# ---- python -m swapkit build ---------------------------------------------------------------------
+# ---- swapkit build -----------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("compiled")

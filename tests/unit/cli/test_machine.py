@@ -1,4 +1,4 @@
-"""`python -m swapkit machine` prints what is known of this machine, and refuses with a reason."""
+"""`swapkit machine` prints what is known of this machine, and refuses with a reason."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from swapkit import __main__ as command_line
+from swapkit import cli as command_line
 from swapkit._runtime.affinity.choice import CpuChoice
 from swapkit._runtime.machine import measured_machine as measuring
 from swapkit._runtime.machine.bandwidth import Speeds

@@ -1,4 +1,4 @@
-"""`python -m swapkit replay` compares allocators, and refuses with a reason."""
+"""`swapkit replay` compares allocators, and refuses with a reason."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from swapkit import __main__ as command_line
+from swapkit import cli as command_line
 from swapkit.ir.codec import write_allocations
 from tests.unit.ir.test_snapshot_allocations import SNAPSHOT
 from tests.unit.simulation.allocators.test_replaying import HOLES
@@ -113,7 +113,7 @@ def test_replay_when_an_option_makes_no_sense_then_status_2_and_the_reason(
 ) -> None:
     assert command_line.main(["replay", trace, *options]) == 2
     said = capsys.readouterr()
-    assert said.err.startswith("python -m swapkit replay: ")
+    assert said.err.startswith("swapkit replay: ")
     assert reason in said.err
     assert said.out == ""
 

@@ -1,0 +1,138 @@
+"""`swapkit doctor` names each problem with its remedy, and ends with 1 if there is one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from swapkit import cli
+from swapkit._runtime.shim import build
+from swapkit.cli import checks
+from swapkit.cli.doctor import run_check
+from swapkit.cli.findings import Finding, Level
+from swapkit.errors import NativeBuildError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+GOOD = Finding(name="torch", text="torch 2.13")
+NOTE = Finding(name="numa", text="unknown", level=Level.NOTE, remedy="install lspci")
+BAD = Finding(name="cache", text="full\ndisk", level=Level.PROBLEM, remedy="make room")
+
+
+def let_find(monkeypatch: pytest.MonkeyPatch, *findings: Finding) -> None:
+    def make(finding: Finding) -> Callable[[], Finding]:
+        return lambda: finding
+
+    monkeypatch.setattr(checks, "CHECKS", [(each.name, make(each)) for each in findings])
+
+
+@pytest.mark.parametrize(("findings", "code"), [([GOOD, NOTE], 0), ([GOOD, NOTE, BAD], 1)])
+def test_doctor_when_run_then_a_line_for_each_check_and_the_remedies(
+    findings: list[Finding],
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    let_find(monkeypatch, *findings)
+    assert cli.main(["doctor"]) == code
+    said = capsys.readouterr().out
+    assert "torch  torch 2.13\n" in said
+    assert "note: numa: unknown\n       -> install lspci\n" in said
+    assert ("problem: cache: full\ndisk\n       -> make room\n" in said) is (code == 1)
+    assert said.endswith(f"\n{code} problem(s), 1 note(s)\n")
+
+
+def test_doctor_when_asked_for_json_then_flat_keys(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    let_find(monkeypatch, GOOD, BAD)
+    assert cli.main(["doctor", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out) == {
+        "problems": 1,
+        "notes": 0,
+        "torch": "ok",
+        "torch_text": "torch 2.13",
+        "torch_remedy": "",
+        "cache": "problem",
+        "cache_text": "full\ndisk",
+        "cache_remedy": "make room",
+    }
+
+
+def test_check_when_it_raises_then_a_problem() -> None:
+    def check() -> Finding:
+        raise NativeBuildError("it does not compile")
+
+    found = run_check("cache", check)
+    assert found.level is Level.PROBLEM
+    assert "it does not compile" in found.text
+
+
+@pytest.mark.parametrize(("is_compiled", "level"), [(False, Level.PROBLEM), (True, Level.NOTE)])
+def test_compiler_when_there_is_none_then_a_problem_unless_the_shim_is_compiled(
+    is_compiled: bool, level: Level, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    name = build.shim_name()
+    if is_compiled:
+        (tmp_path / "swapkit").mkdir()
+        (tmp_path / "swapkit" / name).touch()
+    found = checks.check_compiler()
+    assert found.level is level
+    assert "apt-get install g++" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("version", "asked", "fits"),
+    [
+        ("2.10.0", "torch<3,>=2.10", True),
+        ("2.13.0+cpu", "torch<3,>=2.10", True),
+        ("2.9.1", "torch<3,>=2.10", False),
+        ("3.0.0a0", "torch<3,>=2.10", False),
+    ],
+)
+def test_release_when_compared_then_by_its_numbers(version: str, asked: str, fits: bool) -> None:
+    assert checks.is_in_range(version, asked) is fits
+
+
+@pytest.mark.parametrize(
+    ("value", "level"),
+    [
+        ("max_split_size_mb:64", Level.GOOD),
+        ("backend:cudaMallocAsync", Level.NOTE),
+        ("no_such_key:1", Level.PROBLEM),
+    ],
+)
+def test_environment_when_torchs_variable_is_set_then_judged(
+    value: str, level: Level, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", value)
+    found = checks.check_environment()
+    assert found.level is level, found
+    assert value.partition(":")[0] in found.text
+
+
+def test_training_when_its_process_fails_then_a_problem_with_its_last_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, 1, stdout="", stderr="a\nnothing was moved\n")
+
+    monkeypatch.setattr(subprocess, "run", fail)
+    found = checks.check_training()
+    assert found.level is Level.PROBLEM
+    assert "exit code 1: nothing was moved" in found.text
+
+
+def test_checks_when_run_here_then_no_problem() -> None:
+    """All but those that measure or train."""
+    quick = {name: check for name, check in checks.CHECKS if name not in {"link", "training"}}
+    found = [run_check(name, check) for name, check in quick.items()]
+    assert [each.name for each in found] == list(quick)
+    assert not [each for each in found if each.level is Level.PROBLEM]

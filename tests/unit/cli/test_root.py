@@ -1,0 +1,88 @@
+"""The command line says what there is, ends with documented codes, and shows no traceback."""
+
+from __future__ import annotations
+
+import pytest
+
+import swapkit
+from swapkit import cli
+from swapkit.cli.base import BAD_INPUT, FAILED, code_of
+from swapkit.cli.root import root
+from swapkit.errors import (
+    BackendError,
+    DiskError,
+    InfeasibleBudget,
+    InvalidArgument,
+    NativeBuildError,
+    OverBudget,
+    PlanMismatch,
+    SwapkitError,
+    Unsupported,
+)
+from tests.meta.sources import ROOT
+
+
+def test_version_when_asked_for_then_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"swapkit {swapkit.__version__}\n"
+
+
+def test_help_when_asked_for_then_every_command_has_a_line_and_codes_are_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["--help"]) == 0
+    said = capsys.readouterr().out
+    for name in root.commands:
+        assert f"\n  {name} " in said
+    assert "\n    130  interrupted (Ctrl-C)\n" in said
+
+
+@pytest.mark.parametrize("name", root.commands)
+def test_command_when_asked_for_help_then_every_option_is_described(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([name, "--help"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"Usage: swapkit {name} ")
+    page = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
+    for parameter in root.commands[name].params:
+        for option in parameter.opts:
+            if option.startswith("-"):
+                assert option in said
+                assert f"`{option}" in page, f"docs/command-line.md lacks {option} of {name}"
+
+
+def test_command_when_unknown_then_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["fly"]) == 2
+    assert "No such command 'fly'" in capsys.readouterr().err
+
+
+def test_shell_when_it_asks_for_completion_then_gets_a_script(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("_SWAPKIT_COMPLETE", "zsh_source")
+    with pytest.raises(SystemExit) as caught:
+        cli.main([])
+    assert caught.value.code == 0
+    assert "compdef" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (InvalidArgument("a"), BAD_INPUT),
+        (InfeasibleBudget("a"), BAD_INPUT),
+        (PlanMismatch("a"), BAD_INPUT),
+        (Unsupported("a"), BAD_INPUT),
+        (DiskError("a"), BAD_INPUT),
+        (FileNotFoundError("a"), BAD_INPUT),
+        (NativeBuildError("a"), FAILED),
+        (OverBudget("a"), FAILED),
+        (BackendError("a"), FAILED),
+        (SwapkitError("a"), FAILED),
+    ],
+)
+def test_error_when_other_input_would_help_then_status_2_else_1(
+    error: Exception, code: int
+) -> None:
+    assert code_of(error) == code
