@@ -30,7 +30,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return str(folder / "step.json"), str(folder / "machine.json")
 
 
-@pytest.mark.promise("B1")
 def test_plan_when_made_then_text_and_a_file_that_sessions_follow(
     files: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -48,7 +48,6 @@ FACTS = """
 """
 
 
-@pytest.mark.promise("C7")
 def test_script_when_run_then_it_finds_what_python_gives_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
