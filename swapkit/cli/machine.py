@@ -40,7 +40,7 @@ STDOUT = "-"
     metavar="[FILE]",
     help="Write a document for swapkit.plan(machine=...) instead of text (default: to stdout).",
 )
-def machine(  # noqa: PLR0913 - one for each option
+def machine(
     *,
     device: str | None,
     budget: str,

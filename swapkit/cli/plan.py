@@ -33,7 +33,7 @@ _POLICIES = ("auto", "swap", "recompute")
 @click.option("--policy", type=click.Choice(_POLICIES), default="auto", show_default=True)
 @click.option("--out", metavar="FILE", help="Write the plan, for swapkit.budget(..., plan=FILE).")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON instead of text.")
-def plan(  # noqa: PLR0913 - one for each option
+def plan(
     *,
     trace: str,
     budget: str,
@@ -44,8 +44,8 @@ def plan(  # noqa: PLR0913 - one for each option
 ) -> int:
     """Plan a recorded step for a budget, without training.
 
-    TRACE is a file that trace.save or swapkit.ir.codec.write_trace wrote. BUDGET is bytes,
-    "10GiB", or a share of the step's peak without a plan, "60%".
+    TRACE is a recorded step: swapkit.ir.codec.write_trace(TRACE, swapkit.record(step, model)).
+    BUDGET is bytes, "10GiB", or a share of the step's peak without a plan, "60%".
     """
     import swapkit
     from swapkit.ir.codec import read_machine, read_trace, write_planned

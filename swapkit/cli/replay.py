@@ -33,7 +33,7 @@ from swapkit.units import parse_bytes
     metavar="FILE.png",
     help="Draw which addresses are in use over time (matplotlib).",
 )
-def replay(  # noqa: PLR0913 - one for each option
+def replay(
     *,
     trace: str,
     device: int | None,
@@ -45,9 +45,9 @@ def replay(  # noqa: PLR0913 - one for each option
     """Send recorded allocations through several allocators, and compare them.
 
     TRACE is a snapshot of torch.cuda.memory._dump_snapshot, a step recorded by swapkit.record, a
-    document of allocations, or a table (CSV) with the columns lower, upper, size. Its allocations go
-    through torch's allocator, with and without expandable segments, through swapkit's pool, and to
-    planned addresses. The output shows how much memory each reserves and why.
+    document of allocations, or a table (CSV) with the columns lower, upper, size. Its allocations
+    go through torch's allocator, with and without expandable segments, through swapkit's pool, and
+    to planned addresses. The output shows how much memory each reserves and why.
     """
     options = ReplayOptions(
         trace=trace,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from swapkit.cli.base import BAD_INPUT, DONE, FAILED, Command, code_of
+from swapkit.cli.base import DONE, FAILED, Command, code_of
 from swapkit.cli.script import Script
 from swapkit.cli.torch_import import when_torch_is_imported
 from swapkit.errors import InvalidArgument, SwapkitError
@@ -20,7 +19,7 @@ from swapkit.reporting.machines import format_seconds
 from swapkit.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from swapkit._runtime.session.session import Session
     from swapkit.cli.script_budget import ScriptBudget
@@ -29,8 +28,8 @@ _AUTO = "auto"
 _POLICIES = ("auto", "swap", "recompute", "rescue")
 _ANY_WHOLE_BYTES = 1 << 40  # shares are resolved when the device is known
 _UNCOUNTED = (
-    "no step was counted: no optimizer of torch has stepped in this process. For processes that the "
-    "script starts itself, use torchrun; in a loop without an optimizer, call "
+    "no step was counted: no optimizer of torch has stepped in this process. For processes that "
+    "the script starts itself, use torchrun; in a loop without an optimizer, call "
     "swapkit.sessions()[-1].mark_step()"
 )
 
@@ -77,7 +76,7 @@ class RunOptions:
         }
 
 
-class _Refused(BaseException):  # noqa: N818 - not an error of the script
+class _Refused(BaseException):
     """Ends the script because of an option. No `Exception`: scripts catch these."""
 
     def __init__(self, error: SwapkitError) -> None:
@@ -125,7 +124,7 @@ def run(*, is_module: bool, program: tuple[str, ...], **given: Any) -> int:
     The budget holds from the import of torch on. Steps are counted by torch's optimizers. The exit
     code is that of the script. A summary goes to stderr, on rank 0; files of other ranks get a
     suffix, as in run.rank1.html.
-    """
+    """  # noqa: D301 - the mark of click, for lines that stay as they are
     if not program:
         raise click.UsageError("expected a script, or -m and a module")
     options = RunOptions(**given)
@@ -142,6 +141,7 @@ class _Run:
         self._budget: ScriptBudget | None = None
         self._process = os.getpid()
         self._rank = int(os.environ.get("RANK", "0"))
+        self._has_failed = False  # whether the script has
 
     def run(self, script: Script) -> int:
         """Run the script, then write the files and the summary; return the exit code."""
@@ -152,6 +152,7 @@ class _Run:
             self._finish()
             click.echo(f"swapkit run: {refused.error}", err=True)
             return code_of(refused.error)
+        self._has_failed = code != DONE
         if os.getpid() != self._process:
             return code  # a child that the script forked
         if any(_is_needed(each) for each in threading.enumerate()):
@@ -187,29 +188,28 @@ class _Run:
         if budget is None:
             self._say("the script did not import torch")
             return code
-        for write in self._list_files(budget.session):
+        for method, path in self._list_files():
             try:
-                write()
+                getattr(budget.session, method)(path)
             except (SwapkitError, OSError) as error:
                 click.echo(f"swapkit run: {error}", err=True)
                 code = FAILED
         budget.close()
-        for line in _summarize(budget):
+        for line in _summarize(budget, has_failed=self._has_failed):
             self._say(line)
         return code
 
-    def _list_files(self, session: Session) -> Iterator[Callable[[], object]]:
-        """Yield a function for each file that was asked for."""
+    def _list_files(self) -> Iterator[tuple[str, Path]]:
+        """Yield the files that were asked for, each after the session's method that writes it."""
         options = self._options
-        asked: tuple[tuple[str | None, str], ...] = (
-            (options.save_plan, "save_plan"),
-            (options.report, "report"),
-            (options.trace, "export_trace"),
-        )
-        for file, method in asked:
+        asked = {
+            "save_plan": options.save_plan,
+            "report": options.report,
+            "export_trace": options.trace,
+        }
+        for method, file in asked.items():
             if file is not None:
-                path = name_for_rank(Path(file), self._rank)
-                yield lambda path=path, method=method: getattr(session, method)(path)
+                yield method, name_for_rank(Path(file), self._rank)
 
     def _say(self, line: str) -> None:
         if self._rank == 0:
@@ -249,8 +249,8 @@ def _is_needed(thread: threading.Thread) -> bool:
     return is_others and not thread.daemon
 
 
-def _summarize(budget: ScriptBudget) -> Iterator[str]:
-    """Yield the lines of the summary."""
+def _summarize(budget: ScriptBudget, *, has_failed: bool) -> Iterator[str]:
+    """Yield the lines of the summary. `has_failed`: whether the script has."""
     session, steps = budget.session, budget.steps
     yield (
         f"budget {format_bytes(session.limit_bytes)}, peak {format_bytes(budget.peak_bytes)} "
@@ -258,9 +258,9 @@ def _summarize(budget: ScriptBudget) -> Iterator[str]:
     )
     if budget.has_own:
         yield "the script has sessions of its own: these made the plans"
-    elif steps == 0:
+    elif steps == 0 and not has_failed:
         yield _UNCOUNTED
-    else:
+    elif steps > 0:
         yield _describe_plan(session)
 
 

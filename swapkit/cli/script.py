@@ -28,7 +28,7 @@ _MAIN = "__main__"
 _OURS = (f"{Path(__file__).parent}{os.sep}", "<frozen importlib")
 
 
-class _NoProgram(Exception):  # noqa: N818 - as `InvalidArgument`, which a program may raise too
+class _NoProgram(Exception):
     """There is no such module."""
 
 
@@ -85,8 +85,8 @@ class Script:
                 f"{self.name!r} is no file: pass the path of a script, or -m and a module's name"
             )
         # As Python since 3.9: the full path in tracebacks, the given one in sys.argv.
-        file = os.path.abspath(path)  # noqa: PTH100 - links stay
-        _set_path(os.path.dirname(os.path.realpath(path)))  # noqa: PTH120
+        file = os.path.abspath(path)
+        _set_path(os.path.dirname(os.path.realpath(path)))
         sys.argv = [self.name, *self.arguments]
         loader = importlib.machinery.SourceFileLoader(_MAIN, file)
         main = _make_main(file, loader=loader, spec=None)
@@ -94,19 +94,19 @@ class Script:
         def execute() -> None:
             with io.open_code(file) as source:
                 code: CodeType = compile(source.read(), file, "exec", dont_inherit=True)
-            exec(code, main.__dict__)  # noqa: S102 - the user's own program
+            exec(code, main.__dict__)
 
         return execute
 
     def _prepare_module(self) -> Callable[[], None]:
-        _set_path(os.getcwd())  # noqa: PTH109
+        _set_path(os.getcwd())
         sys.argv = ["-m", *self.arguments]
 
         def execute() -> None:
             spec, code = _find_module(self.name)
             sys.argv[0] = spec.origin or self.name
             main = _make_main(spec.origin, loader=spec.loader, spec=spec)
-            exec(code, main.__dict__)  # noqa: S102 - the user's own program
+            exec(code, main.__dict__)
 
         return execute
 

@@ -204,7 +204,7 @@ def _is_trained(module: torch.nn.Module) -> bool:
 
 def _list_living_optimizers() -> set[torch.optim.Optimizer]:
     """Return the optimizers of the process. A type's check runs no code of the objects."""
-    found = set()
+    found: set[torch.optim.Optimizer] = set()
     for each in gc.get_objects():
         if issubclass(type(each), torch.optim.Optimizer):
             try:

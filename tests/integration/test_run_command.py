@@ -41,7 +41,8 @@ from torch import nn
 class Block(nn.Module):
     def __init__(self, width):
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        wide = 4 * width
+        self.net = nn.Sequential(nn.Linear(width, wide), nn.GELU(), nn.Linear(wide, width))
 
     def forward(self, x):
         return x + self.net(x)

@@ -1,4 +1,4 @@
-"""`swapkit run` writes the files of its session: a report, a timeline, a plan; one for each rank."""
+"""`swapkit run` writes the files of its session: a report, a timeline, a plan, for each rank."""
 
 from __future__ import annotations
 

@@ -27,6 +27,7 @@ DOCUMENTS = (
     "ARCHITECTURE.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
+    "docs/command-line.md",
     "docs/cuda.md",
     "docs/npu.md",
 )

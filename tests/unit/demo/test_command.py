@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
-import pytest
 from rich.console import Console
 
 from swapkit import cli as command_line
@@ -14,6 +13,8 @@ from swapkit.demo.table import show_race
 from tests.unit.demo.test_results import LABELS, RACE, TRIAL
 
 if TYPE_CHECKING:
+    import pytest
+
     from swapkit.demo.results import RaceResult
 
 
