@@ -11,7 +11,7 @@ from swapkit.errors import SwapkitError
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 
-class Command(click.Command):
+class CliCommand(click.Command):
     """A command that returns its exit code, and reports errors as `swapkit COMMAND: text`."""
 
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - click's interface

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from swapkit.cli.base import DONE, Command
+from swapkit.cli.base import DONE, CliCommand
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.option("--force", is_flag=True, help="Compile even if the library exists.")
 def build(*, force: bool) -> int:
     """Compile the shim that the first install() would compile.

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from swapkit.cli.base import Command
+from swapkit.cli.base import CliCommand
 from swapkit.demo.options import (
     DEFAULT_BUDGETS,
     DEFAULT_SHARES,
@@ -20,7 +20,7 @@ from swapkit.demo.options import (
 from swapkit.demo.sizes import SIZES
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.option(
     "--budget",
     "budgets",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import subprocess
@@ -9,19 +10,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from swapkit.cli.base import DONE, FAILED, Command
+from swapkit.cli.base import DONE, FAILED, CliCommand
 from swapkit.cli.findings import Finding, Level, count_level, encode_findings
 from swapkit.cli.output import show_table, waiting
 from swapkit.errors import SwapkitError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 _STYLES = {Level.GOOD: "green", Level.NOTE: "yellow", Level.PROBLEM: "bold red"}
 _REMEDY = "       -> "
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 def doctor(*, as_json: bool) -> int:
     """Check this machine, and say what to do about each problem.
@@ -31,16 +32,28 @@ def doctor(*, as_json: bool) -> int:
     """
     from swapkit.cli.checks import CHECKS
 
-    logging.getLogger("swapkit").setLevel(logging.ERROR)  # the findings say it
     findings = []
-    for name, check in CHECKS:
-        with waiting(name):
-            findings.append(run_check(name, check))
+    with _silent():
+        for name, check in CHECKS:
+            with waiting(name):
+                findings.append(run_check(name, check))
     if as_json:
         click.echo(json.dumps(encode_findings(findings), indent=2))
     else:
         _show(findings)
     return FAILED if count_level(findings, Level.PROBLEM) else DONE
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Log no warnings inside the context: the findings say the same."""
+    logger = logging.getLogger("swapkit")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def run_check(name: str, check: Callable[[], Finding]) -> Finding:

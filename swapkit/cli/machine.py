@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from swapkit.cli.base import DONE, Command
+from swapkit.cli.base import DONE, CliCommand
 from swapkit.cli.output import show_table
 from swapkit.errors import InvalidArgument
 from swapkit.ir.codec import encode_machine, write_machine
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 STDOUT = "-"
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.option("--device", help='E.g. "cpu" or "cuda:1" (default: an accelerator if present).')
 @click.option(
     "--budget",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from swapkit.cli.base import DONE, Command
+from swapkit.cli.base import DONE, CliCommand
 from swapkit.cli.machine import find_machine
 from swapkit.cli.output import waiting
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _POLICIES = ("auto", "swap", "recompute")
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.argument("trace")
 @click.argument("budget")
 @click.option(

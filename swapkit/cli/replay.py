@@ -7,13 +7,13 @@ from pathlib import Path
 
 import click
 
-from swapkit.cli.base import DONE, FAILED, Command
+from swapkit.cli.base import DONE, FAILED, CliCommand
 from swapkit.errors import InvalidArgument
 from swapkit.replay.command import ReplayOptions, replay_trace
 from swapkit.units import parse_bytes
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.argument("trace")
 @click.option(
     "--device",

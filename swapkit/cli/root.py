@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from swapkit import __version__
-from swapkit.cli.base import BAD_INPUT, DONE, INTERRUPTED, Command
+from swapkit.cli.base import BAD_INPUT, DONE, INTERRUPTED, CliCommand
 from swapkit.cli.build import build
 from swapkit.cli.demo import demo
 from swapkit.cli.doctor import doctor
@@ -75,7 +75,7 @@ def root(ctx: click.Context, *, cflags: bool, libs: bool, compat: bool) -> int:
     return DONE
 
 
-_COMMANDS: tuple[Command, ...] = (run, doctor, plan, machine, replay, build, demo)
+_COMMANDS: tuple[CliCommand, ...] = (run, doctor, plan, machine, replay, build, demo)
 for _command in _COMMANDS:
     root.add_command(_command)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from swapkit.cli.base import DONE, FAILED, Command, code_of
+from swapkit.cli.base import DONE, FAILED, CliCommand, code_of
 from swapkit.cli.script import Script
 from swapkit.cli.torch_import import when_torch_is_imported
 from swapkit.errors import InvalidArgument, SwapkitError
@@ -85,7 +85,7 @@ class _Refused(BaseException):
 
 
 @click.command(
-    cls=Command,
+    cls=CliCommand,
     context_settings={"allow_interspersed_args": False},
     options_metavar="[OPTIONS]",
 )
