@@ -13,7 +13,7 @@ from swapkit.cli.build import build
 from swapkit.cli.demo import demo
 from swapkit.cli.doctor import doctor
 from swapkit.cli.machine import machine
-from swapkit.cli.plan import plan
+from swapkit.cli.plan_trace import plan
 from swapkit.cli.replay import replay
 from swapkit.cli.run import run
 
