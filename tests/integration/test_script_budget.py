@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 import swapkit
@@ -176,24 +177,17 @@ def test_script_when_it_has_no_module_then_planned_all_the_same() -> None:
         assert budget.steps == 10
 
 
-def test_script_when_a_part_steps_first_then_the_model_is_what_the_script_calls() -> None:
-    """A checkpointed block runs again in backward, where it is the outermost module."""
-
-    class Checkpointed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.block = make()
-
-        def forward(self, x: torch.Tensor) -> Any:
-            return torch.utils.checkpoint.checkpoint(self.block, x, use_reentrant=True)
-
-    model = Checkpointed()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+def test_script_when_a_module_runs_again_in_backward_only_then_it_is_not_the_model() -> None:
+    block, head = make(), make()
+    optimizer = torch.optim.SGD([*block.parameters(), *head.parameters()], 0.1)
     with within() as budget:
         x = torch.ones(ROWS, WIDTH, requires_grad=True)
-        model(x).sum().backward()
+        y = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=True)
+        y.sum().backward()  # here the block first runs with gradients
+        loss_of(head).backward()
         optimizer.step()
-        assert model_of(budget) is model
+        assert budget.is_planning
+        assert model_of(budget) is head
 
 
 def test_memory_when_it_runs_out_in_the_first_step_then_rescued() -> None:
