@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from swapkit._runtime.allocators.free_memory import AUTO, find_free_limit
 from swapkit._runtime.allocators.installation import choose_device, ensure_installation
 from swapkit._runtime.control.session_config import RESCUE, SessionConfig
 from swapkit._runtime.optimizer.wrapped import list_optimizers
@@ -82,7 +83,11 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
 
     Args:
         limit: bytes, `"10GiB"`, `"80%"` or a fraction of the device's memory (on the CPU: of the
-            control group's limit or of the physical memory).
+            control group's limit or of the physical memory). `"auto"`: what is free on the device
+            when `budget` is called, with what swapkit's pool has reserved already, less a reserve
+            for memory outside of the pool: 4 % of a GPU's or NPU's memory, at least 512 MiB; on the
+            CPU, where host copies take the same memory, 10 %, at least 256 MiB. Processes that
+            torchrun started on one device get equal shares. `session.limit_bytes` is the result.
         model: provides module names for reports and errors.
         optimizer: a step ends at its `step()`. An optimizer, a wrapper of one (such as
             accelerate's), or a list: a step then ends when each has stepped at least once. None:
@@ -150,7 +155,10 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
     where = choose_device(device, model)
     installation = ensure_installation(where)
     environment = read_environment()
-    limit_bytes = parse_bytes(limit, whole_bytes=installation.total_bytes, name="limit")
+    if limit == AUTO:
+        limit_bytes = find_free_limit(installation)
+    else:
+        limit_bytes = parse_bytes(limit, whole_bytes=installation.total_bytes, name="limit")
     config = SessionConfig(
         device=where,
         limits=Limits(

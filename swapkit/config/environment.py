@@ -73,6 +73,7 @@ class Environment:
     log_level: int | None = None  # of `logging`; None: as the program set it
     log_rank: int = ALL_RANKS
     rank: int = 0  # of this process, from torchrun's RANK
+    local_processes: int = 1  # that train on this machine, from torchrun's LOCAL_WORLD_SIZE
     cpu_affinity: CpuAffinity = NO_AFFINITY
 
 
@@ -86,9 +87,16 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
         memory_fragmentation=_choose(variables, "MEMORY_FRAGMENTATION", range(2), 0) == 1,
         log_level=None if level is None else LOG_LEVELS[level],
         log_rank=ALL_RANKS if rank is None else rank,
-        rank=int(own) if (own := variables.get("RANK", "")).isdecimal() else 0,
+        rank=_number(variables, "RANK"),
+        local_processes=max(1, _number(variables, "LOCAL_WORLD_SIZE")),
         cpu_affinity=read_cpu_affinity(variables),
     )
+
+
+def _number(variables: Mapping[str, str], name: str) -> int:
+    """Return a number that a launcher set; 0: it did not."""
+    text = variables.get(name, "")
+    return int(text) if text.isdecimal() else 0
 
 
 class _OwnHandler(logging.StreamHandler[TextIO]):
