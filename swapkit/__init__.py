@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from swapkit.api.command_line import add_arguments, from_arguments
     from swapkit.api.configuration import configure
     from swapkit.api.custom_kernels import op
+    from swapkit.api.estimation import estimate
     from swapkit.api.extension_builds import include_path, library_path
     from swapkit.api.memory_statistics import memory_stats, memory_summary, reset_peak_memory_stats
     from swapkit.api.offloading import keep, offload
@@ -48,6 +49,7 @@ __all__ = [
     "checkpoint",
     "choices",
     "configure",
+    "estimate",
     "from_arguments",
     "include_path",
     "install",
@@ -72,6 +74,7 @@ _LAZY = {
     "checkpoint": "swapkit.api.checkpointing",
     "choices": "swapkit.api.choice_table",
     "configure": "swapkit.api.configuration",
+    "estimate": "swapkit.api.estimation",
     "from_arguments": "swapkit.api.command_line",
     "include_path": "swapkit.api.extension_builds",
     "install": "swapkit._runtime.allocators.installation",

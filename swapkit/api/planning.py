@@ -71,7 +71,7 @@ def plan(
     """
     read = _read_trace(trace)
     return make_placed_plan(
-        read, _read_machine(machine, read, budget), policy, optimizer_states=optimizer_states
+        read, find_machine(machine, read, budget), policy, optimizer_states=optimizer_states
     )
 
 
@@ -98,7 +98,7 @@ def simulate(
     """
     read = _read_trace(trace)
     _check_plan(plan)
-    return run_simulation(read, plan, _read_machine(machine, read, plan.budget_bytes))
+    return run_simulation(read, plan, find_machine(machine, read, plan.budget_bytes))
 
 
 def _read_trace(trace: Trace | str | os.PathLike[str]) -> Trace:
@@ -114,11 +114,16 @@ def _check_plan(plan: object) -> None:
         check_plan(plan)
 
 
-def _read_machine(
+def find_machine(
     machine: Machine | str | os.PathLike[str] | None,
     trace: Trace,
     budget: int | float | str | None,
 ) -> Machine:
+    """Return the machine for a trace, with a budget: see `plan`.
+
+    Raises:
+        InvalidArgument: an argument is invalid; `InvalidDocument` for a file's content.
+    """
     if isinstance(machine, Machine):
         with inside("machine: "):
             check_machine(machine)

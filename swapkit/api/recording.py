@@ -26,7 +26,7 @@ from swapkit.ir.plans import Action
 from swapkit.ir.traces import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from swapkit._runtime.recording.tables.roofline import Hardware
     from swapkit._runtime.saved.device import DevicePool
@@ -38,7 +38,7 @@ META = torch.device("meta")
 def record(
     step: Callable[[], object],
     model: torch.nn.Module | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     *,
     device: str | torch.device | None = None,
     hardware: Hardware | str | None = None,
@@ -56,7 +56,7 @@ def record(
     Args:
         step: runs forward, backward and, if it is part of the step, the optimizer.
         model: provides module names; its parameters count from the start.
-        optimizer: its states count from the start.
+        optimizer: its states count from the start. An optimizer, a wrapper of one, or a list.
         device: device of the step; None: the model's device, else the CPU. For tensors without
             memory: the device that they stand for; None: the hardware's.
         hardware: the hardware to model for tensors without memory: `"H100"`, `"H200"`, `"A100"`,
@@ -79,8 +79,16 @@ def record(
         >>> [operator.name for operator in trace.operators][:3]
         ['aten.addmm.default', 'aten.relu.default', 'aten.sum.default']
     """
-    _check(step, model, optimizer)
-    setting = _setting(model, optimizer, device, hardware)
+    check_step(step, model)
+    return record_with(step, find_setting(model, optimizer, device, hardware))
+
+
+def record_with(step: Callable[[], object], setting: Setting) -> Trace:
+    """Run one training step and return its trace: see `record`.
+
+    Raises:
+        InvalidArgument: the step has no backward.
+    """
     is_meta = setting.device == META
     recorder = Recorder(setting)
     with standing_for(setting.stands_for) if is_meta else contextlib.nullcontext():
@@ -94,13 +102,22 @@ def record(
     return trace
 
 
-def _setting(
+def find_setting(
     model: torch.nn.Module | None,
-    optimizer: torch.optim.Optimizer | None,
+    optimizer: object,
     device: str | torch.device | None,
     hardware: Hardware | str | None,
+    *,
+    counts_outside: bool = False,
 ) -> Setting:
-    place = _place(device, model)
+    """Return what `record` records with, from its arguments.
+
+    `counts_outside`: whether tensors made before `swapkit.install()` count.
+
+    Raises:
+        InvalidArgument: an argument is invalid.
+    """
+    place = find_place(device, model)
     is_modelled = place == META or _is_fake(model)
     modelled = _hardware(hardware, place, is_modelled=is_modelled)
     pool = None if is_modelled else _pool(place)
@@ -119,6 +136,7 @@ def _setting(
         root=model,
         optimizers=list_optimizers(optimizer),
         stands_for=stands_for,
+        counts_outside=counts_outside,
     )
 
 
@@ -137,19 +155,20 @@ def _run(step: Callable[[], object], recorder: Recorder) -> None:
         watcher.stop()
 
 
-def _check(
-    step: object, model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None
-) -> None:
+def check_step(step: object, model: object) -> None:
+    """Check what a step is recorded with.
+
+    Raises:
+        InvalidArgument: `step` is not a function, or `model` not a module.
+        SessionError: a session is active on this thread.
+    """
     if not callable(step):
         raise InvalidArgument(
             f"step={step!r}: expected a function of no arguments that runs forward and backward"
         )
-    for name, value, kind in (
-        ("model", model, torch.nn.Module),
-        ("optimizer", optimizer, torch.optim.Optimizer),
-    ):
-        if value is not None and not isinstance(value, kind):
-            raise InvalidArgument(f"{name}={value!r}: expected a {kind.__module__}.{kind.__name__}")
+    if model is not None and not isinstance(model, torch.nn.Module):
+        kind = torch.nn.Module
+        raise InvalidArgument(f"model={model!r}: expected a {kind.__module__}.{kind.__name__}")
     hooks = innermost()
     if hooks is not None and hooks.placement.action is Action.AUTO:
         raise SessionError(
@@ -158,8 +177,12 @@ def _check(
         )
 
 
-def _place(device: str | torch.device | None, model: torch.nn.Module | None) -> torch.device:
-    """Return the device of the step's tensors."""
+def find_place(device: str | torch.device | None, model: torch.nn.Module | None) -> torch.device:
+    """Return the device of a step's tensors.
+
+    Raises:
+        InvalidArgument: `device` is not a device.
+    """
     first = None if model is None else next(model.parameters(), None)
     if first is not None and (first.device == META or isinstance(first, FakeTensor)):
         return first.device

@@ -18,6 +18,7 @@ GUIDES = (
     "README.md",
     "docs/addresses.md",
     "docs/choices.md",
+    "docs/estimate.md",
     "docs/operators.md",
     "docs/planning.md",
     "docs/replay.md",

@@ -175,12 +175,32 @@ def uninstall(*, force: bool = False) -> None:
                 installation.end_sessions()
             installation.require_no_session()
         process_lifetimes.forget()
+        uninstall_cpu()
+        if _accelerator is not None:
+            _accelerator.drop_limits()
+
+
+def uninstall_cpu() -> None:
+    """Allocate new tensors on the CPU from torch's own allocator again; see `uninstall`.
+
+    Raises:
+        SessionError: a session is active there.
+    """
+    with _lock:
         if _cpu is not None and _cpu.active:
+            _cpu.require_no_session()
             _cpu.runtime.shim.uninstall()
             _cpu.active = False
             _cpu.drop_limit()
-        if _accelerator is not None:
-            _accelerator.drop_limits()
+
+
+def is_installed(device: torch.device) -> bool:
+    """Return whether swapkit is installed on a device."""
+    try:
+        require_installation(device)
+    except SessionError:
+        return False
+    return True
 
 
 def require_installation(device: torch.device = CPU) -> Installation[Any]:

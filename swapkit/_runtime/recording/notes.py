@@ -33,7 +33,8 @@ class Setting:
     `hardware`: model of the device that tensors without memory stand for; None: operators run and
     are timed. `pool`: the pool below torch on the device; None: not ours. `root`: the model, if
     known. `stands_for`: the type of that device. `make_room`: frees device memory that the
-    allocator cannot: recorded storages have Python objects.
+    allocator cannot: recorded storages have Python objects. `counts_outside`: whether tensors that
+    torch made before it had the pool count, too.
     """
 
     device: torch.device
@@ -44,6 +45,7 @@ class Setting:
     optimizers: tuple[torch.optim.Optimizer, ...] = ()
     stands_for: str = ""
     make_room: Callable[[], int] | None = None
+    counts_outside: bool = False
 
 
 class NotedOperator(NamedTuple):
@@ -72,7 +74,12 @@ class Notes:
         self.rows: list[NotedOperator] = []
         self.running = 0
         self.is_paused = False
-        self.storages = Storages(setting.device, setting.pool, self._next_operator)
+        self.storages = Storages(
+            setting.device,
+            setting.pool,
+            self._next_operator,
+            counts_outside=setting.counts_outside,
+        )
         self.calls = Calls(setting.tracker, setting.root, self._meet, self.is_here)
         self.holds = Holds(self.storages.lives)
         has_bytes = setting.hardware is None and setting.device.type != "meta"

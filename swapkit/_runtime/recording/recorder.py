@@ -142,7 +142,11 @@ class Recorder(Notes):
                 start, minus the seen storages that existed then.
         """
         if base_bytes is None:
-            there = (life.nbytes for life in self.storages.lives if life.birth == BEFORE)
+            there = (
+                life.nbytes
+                for life in self.storages.lives
+                if life.birth == BEFORE and not life.is_outside
+            )
             base_bytes = max(0, self.in_use_bytes - sum(there))
         return build_trace(
             self,

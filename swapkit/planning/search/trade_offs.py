@@ -11,7 +11,7 @@ from swapkit.planning.search.solving import PlanFailure, Solution, plan_problem
 from swapkit.planning.search.trials import Trials
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from swapkit.ir.machines import Machine
     from swapkit.ir.traces import Trace
@@ -46,10 +46,21 @@ def measure_trade_offs(
     )
     whole = Trials(problem, replace(machine, budget_bytes=1 << 60))
     peak = whole.simulate(whole.keep_all()).run.peak_bytes
-    budgets = sorted({fixed + round(share * (peak - fixed)) for share in shares})
+    return measure_budgets(
+        problem, machine, [fixed + round(share * (peak - fixed)) for share in shares]
+    )
+
+
+def measure_budgets(
+    problem: Problem, machine: Machine, budgets: Iterable[int]
+) -> tuple[TradeOff, ...]:
+    """Return the trade-off of each budget in bytes, from the smallest to the largest.
+
+    A budget without a plan gives the smallest one that has a plan.
+    """
     best: Trial | None = None
     found: dict[int, TradeOff] = {}
-    for budget in budgets:
+    for budget in sorted(set(budgets)):
         solved, there = _solve(problem, replace(machine, budget_bytes=budget), best)
         if best is None or solved.trial.cost < best.cost:
             best = solved.trial

@@ -28,7 +28,9 @@ _SEQUENCES = (list, tuple)
 class StorageLife:
     """The record of one storage."""
 
-    __slots__ = ("birth", "death", "held", "index", "is_saved", "kind", "module", "nbytes")
+    __slots__ = (
+        *("birth", "death", "held", "index", "is_outside", "is_saved", "kind", "module", "nbytes"),
+    )
 
     def __init__(self, nbytes: int, birth: int, kind: Kind) -> None:
         self.nbytes = nbytes
@@ -37,6 +39,7 @@ class StorageLife:
         self.kind = kind
         self.held = BEFORE  # the last operator during which more than the graph held it
         self.is_saved = False
+        self.is_outside = False  # of the pool, but counted
         self.module = ""
         self.index = 0
 
@@ -62,14 +65,27 @@ class Storages:
     """Numbers for storages. Callers hold the recorder's lock; deaths come at any time."""
 
     def __init__(
-        self, device: torch.device, pool: DevicePool | None, now: Callable[[], int]
+        self,
+        device: torch.device,
+        pool: DevicePool | None,
+        now: Callable[[], int],
+        *,
+        counts_outside: bool = False,
     ) -> None:
-        """Start empty. `now` returns the first operator that runs without a storage freed now."""
+        """Start empty.
+
+        Args:
+            device: of the step.
+            pool: below torch on the device; None: not ours.
+            now: returns the first operator that runs without a storage freed now.
+            counts_outside: whether to count tensors that torch made before it had the pool, too.
+        """
         self.lives: list[StorageLife] = []
         self._numbers: dict[int, int] = {}  # by the addresses of live storages
         self._watches: dict[int, _Watch] = {}  # by number
         self._device = device
         self._pool = pool
+        self._counts_outside = counts_outside
         self._now: Callable[[], int] | None = now
 
     def known(self, tensor: torch.Tensor) -> int | None:
@@ -94,7 +110,9 @@ class Storages:
             return None
         number = len(self.lives)
         storage = tensor.untyped_storage()
-        self.lives.append(StorageLife(self._counted_bytes(storage, tensor.device), birth, kind))
+        life = StorageLife(self._counted_bytes(storage, tensor.device), birth, kind)
+        life.is_outside = self._counts_outside and not self._is_inside(storage, tensor.device)
+        self.lives.append(life)
         self._watch(storage, address, number)
         return number
 
@@ -156,6 +174,14 @@ class Storages:
         return storage.nbytes() if self._is_counted(storage, device) else 0
 
     def _is_counted(self, storage: torch.UntypedStorage, device: torch.device) -> bool:
+        """Return whether a budget counts the memory, or would with the pool below torch earlier."""
+        if self._is_inside(storage, device):
+            return True
+        if not self._counts_outside or storage.device.type != self._device.type:
+            return False
+        return storage.resizable()  # other memory, as of numpy or a file, is never the pool's
+
+    def _is_inside(self, storage: torch.UntypedStorage, device: torch.device) -> bool:
         """Return whether the memory is on the device and, if torch uses a pool, in that pool."""
         if device.type != self._device.type:
             return False

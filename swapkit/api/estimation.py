@@ -1,0 +1,260 @@
+"""`estimate`: how small a budget can be, how long a step takes then, how large a batch fits."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from swapkit._runtime.allocators.free_memory import AUTO, find_free_limit
+from swapkit._runtime.allocators.installation import (
+    choose_device,
+    ensure_installation,
+    is_installed,
+    uninstall_cpu,
+)
+from swapkit._runtime.optimizer.wrapped import list_optimizers
+from swapkit._runtime.recording.training_state import TrainingState
+from swapkit._runtime.saved.device import CPU
+from swapkit.api.planning import find_machine
+from swapkit.api.recording import check_step, find_place, find_setting, record_with
+from swapkit.errors import InvalidArgument
+from swapkit.planning.estimates import Batches, find_need, find_smallest, find_times
+from swapkit.reporting.estimates import Estimate, LargestBatch
+from swapkit.units import MIB, parse_bytes, show
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator
+    from typing import TypeAlias
+
+    from swapkit._runtime.allocators.installed_pool import Installation
+    from swapkit._runtime.recording.notes import Setting
+    from swapkit._runtime.recording.tables.roofline import Hardware
+    from swapkit.ir.machines import Machine
+    from swapkit.ir.traces import Trace
+
+    Amount: TypeAlias = int | float | str
+
+# Of the pool on a device that is not at hand, by its type.
+GRANULE_BYTES = {"cpu": 4096}
+ACCELERATOR_GRANULE_BYTES = 2 * MIB
+COUNT = 2  # of the batch sizes
+_SIZES = "two batch sizes, such as batch_sizes=(8, 16)"
+
+
+def estimate(  # noqa: PLR0913 - keyword arguments of the main interface
+    step: Callable[..., object],
+    model: torch.nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    *,
+    budget: Amount | Sequence[Amount] | None = None,
+    batch_sizes: tuple[int, int] | None = None,
+    device: str | torch.device | None = None,
+    hardware: Hardware | str | None = None,
+    machine: Machine | str | os.PathLike[str] | None = None,
+) -> Estimate:
+    """Estimate how small a budget a training step needs, and how long it takes with less memory.
+
+    The step runs twice without a budget, the second time recorded: the first run makes the states
+    of the optimizer. With `batch_sizes` it runs twice for each size. Afterwards the model is as
+    before, bit for bit: parameters, gradients, buffers, training mode, states and options of the
+    optimizer, and the global random generators of torch, Python and numpy. All other effects of
+    `step` stay: the position of a data loader, a learning rate scheduler, files and logs. So let it
+    train on one fixed batch.
+
+    Without a budget the step needs `plain_bytes`. For a step that does not fit the device, record
+    two smaller batch sizes, or a model on the `meta` device, which needs neither memory nor time.
+
+    The result holds for a session with the policy `"auto"`, with as much host memory as the copies
+    need, and for a model that was made after `swapkit.install()`. On the CPU, swapkit is installed
+    while the step runs; on an accelerator it stays installed. A step that keeps or swaps by choice
+    (`swapkit.offload`, `swapkit.keep`) is estimated as if those tensors could move.
+
+    Args:
+        step: runs forward and backward and, if it is part of the step, the optimizer. With
+            `batch_sizes`, it takes the size of the batch.
+        model: provides module names, and is restored.
+        optimizer: as for `swapkit.budget`; it is restored.
+        budget: budgets to predict the step's time for, one or several: bytes, `"10GiB"`, a share of
+            `plain_bytes` (`"60%"`), or on the device of this process `"auto"` (see
+            `swapkit.budget`).
+        batch_sizes: two sizes to record, to find the largest batch for each budget. Without
+            `budget`, for `"auto"`. Choose the larger one as near to the expected result as memory
+            allows, and the smaller one about half of it. The rest of the result is for the larger.
+        device: as for `swapkit.record`.
+        hardware: as for `swapkit.record`.
+        machine: links, host and disk, as for `swapkit.plan`. None: this machine, measured once and
+            remembered; for a model on `meta`, not known, so that the result has no step times.
+
+    Returns:
+        The estimate: values in bytes and seconds, `str(estimate)` as tables, `to_dict()` for JSON.
+
+    Raises:
+        InvalidArgument: an argument is invalid, or the step has no backward.
+        torch.OutOfMemoryError: the step does not fit without a budget; the state is restored.
+        SessionError: a session is active on this thread, or it is too late to install swapkit.
+
+    Example:
+        >>> import swapkit, torch
+        >>> from swapkit.ir.machines import Machine
+        >>> model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(8)])
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> def step(batch_size):
+        ...     model(torch.ones(batch_size, 64)).sum().backward()
+        ...     optimizer.step()
+        ...     optimizer.zero_grad()
+        >>> link = Machine(budget_bytes=1 << 30, out_bytes_per_second=1e9, in_bytes_per_second=1e9)
+        >>> found = swapkit.estimate(
+        ...     step, model, optimizer, budget="1MiB", batch_sizes=(256, 512), machine=link
+        ... )
+        >>> found.smallest_budget_bytes < found.plain_bytes
+        True
+        >>> found.largest_batch > 512
+        True
+    """
+    check_step(step, model)
+    optimizers = list_optimizers(optimizer)
+    sizes = _read_sizes(batch_sizes)
+    _check_calls(step, sizes)
+    place = find_place(device, model)
+    is_modelled = hardware is not None or place.type == "meta"
+    asked = _list_budgets(budget, sizes, is_modelled=is_modelled)
+    with _installed(place) if not is_modelled else contextlib.nullcontext() as installation:
+        setting = find_setting(model, optimizer, device, hardware, counts_outside=True)
+        state = TrainingState(model, optimizers)
+        try:
+            steps = [step] if sizes is None else [partial(step, size) for size in sizes]
+            traces = [_record(each, setting) for each in steps]
+        finally:
+            state.restore()
+        granule_bytes = _granule_bytes(installation, traces[-1])
+        budgets = [_parse_budget(each, traces[-1], installation) for each in asked]
+        found = None
+        if machine is not None or not is_modelled:
+            found = find_machine(machine, traces[-1], traces[-1].peak_bytes)
+    return _conclude(traces, sizes, found, sorted(set(budgets)), granule_bytes)
+
+
+def _conclude(
+    traces: Sequence[Trace],
+    sizes: tuple[int, int] | None,
+    machine: Machine | None,
+    budgets: Sequence[int],
+    granule_bytes: int,
+) -> Estimate:
+    trace = traces[-1]
+    need = find_need(trace, machine, granule_bytes)
+    largest: tuple[LargestBatch, ...] = ()
+    if sizes is not None:
+        measure = partial(find_smallest, machine=machine, granule_bytes=granule_bytes)
+        batches = Batches(sizes, (traces[0], trace), measure)
+        largest = tuple(_find_largest(batches, machine, each) for each in budgets)
+    return Estimate(
+        plain_bytes=need.plain_bytes,
+        smallest_budget_bytes=need.smallest_bytes,
+        floor_bytes=need.floor_bytes,
+        state_bytes=need.state_bytes,
+        gradient_bytes=need.gradient_bytes,
+        optimizer_bytes=need.optimizer_bytes,
+        step_seconds=trace.seconds,
+        times=() if machine is None else find_times(trace, machine, need, budgets),
+        budgets=tuple(budgets),
+        batch_size=None if sizes is None else sizes[1],
+        largest_batches=largest,
+        device=trace.device,
+        label=trace.label,
+    )
+
+
+def _find_largest(batches: Batches, machine: Machine | None, budget_bytes: int) -> LargestBatch:
+    size = batches.find_largest(budget_bytes)
+    seconds = None
+    if size and machine is not None:
+        seconds = batches.find_seconds(size, machine, budget_bytes)
+    return LargestBatch(budget_bytes=budget_bytes, batch_size=size, step_seconds=seconds)
+
+
+def _record(step: Callable[[], object], setting: Setting) -> Trace:
+    """Run a step, which may make memory that stays, then record it."""
+    if setting.hardware is None:
+        step()
+    else:  # tensors without memory: with the operators of the hardware's device
+        record_with(step, setting)
+    return record_with(step, setting)
+
+
+@contextlib.contextmanager
+def _installed(place: torch.device) -> Iterator[Installation]:
+    """Have swapkit's pool below torch on a device; on the CPU only inside, if it was not before."""
+    name = choose_device(place)
+    was_installed = is_installed(name)
+    installation = ensure_installation(name)
+    try:
+        yield installation
+    finally:
+        if not was_installed and name == CPU:
+            uninstall_cpu()
+
+
+def _granule_bytes(installation: Installation | None, trace: Trace) -> int:
+    if installation is not None:
+        return installation.device.backend.granule_bytes
+    return GRANULE_BYTES.get(torch.device(trace.device).type, ACCELERATOR_GRANULE_BYTES)
+
+
+# ---- arguments -----------------------------------------------------------------------------------
+
+
+def _read_sizes(sizes: object) -> tuple[int, int] | None:
+    """Return the two batch sizes, the smaller one first; None: none were given."""
+    if sizes is None:
+        return None
+    listed = list(sizes) if isinstance(sizes, Sequence) and not isinstance(sizes, str) else []
+    are_counts = all(type(each) is int and each > 0 for each in listed)
+    if len(set(map(repr, listed))) != COUNT or len(listed) != COUNT or not are_counts:
+        raise InvalidArgument(f"batch_sizes={show(sizes)}: expected {_SIZES}")
+    small, large = sorted(listed)
+    return small, large
+
+
+def _check_calls(step: Callable[..., object], sizes: tuple[int, int] | None) -> None:
+    """Check that the step takes what it will be called with."""
+    try:
+        signature = inspect.signature(step)
+    except (TypeError, ValueError):  # no signature available
+        return
+    try:
+        signature.bind(*() if sizes is None else sizes[:1])
+    except TypeError:
+        if sizes is None:
+            hint = f"it takes arguments: pass {_SIZES}, or a function without arguments"
+        else:
+            hint = "with batch_sizes= it is called with the size of the batch: step(batch_size)"
+        raise InvalidArgument(f"step={show(step)}: {hint}") from None
+
+
+def _list_budgets(
+    budget: Amount | Sequence[Amount] | None, sizes: tuple[int, int] | None, *, is_modelled: bool
+) -> list[Amount]:
+    if budget is None:
+        if sizes is not None and is_modelled:
+            raise InvalidArgument(
+                "budget=None: to find the largest batch for a device that is not at hand, pass its "
+                "memory, e.g. budget='80GiB'"
+            )
+        return [] if sizes is None else [AUTO]
+    listed = [budget] if isinstance(budget, (str, int, float)) else list(budget)
+    if is_modelled and AUTO in listed:
+        raise InvalidArgument("budget='auto' measures a real device: pass bytes, e.g. '80GiB'")
+    return listed
+
+
+def _parse_budget(budget: Amount, trace: Trace, installation: Installation | None) -> int:
+    if budget == AUTO and installation is not None:
+        return find_free_limit(installation)
+    return parse_bytes(budget, whole_bytes=trace.peak_bytes, name="budget")
