@@ -191,7 +191,7 @@ class _Run:
         for method, path in self._list_files():
             try:
                 getattr(budget.session, method)(path)
-            except (SwapkitError, OSError) as error:
+            except (SwapkitError, ImportError, OSError) as error:  # a package may be missing
                 click.echo(f"swapkit run: {error}", err=True)
                 code = FAILED
         budget.close()
