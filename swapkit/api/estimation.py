@@ -140,6 +140,27 @@ def estimate(  # noqa: PLR0913 - keyword arguments of the main interface
     return _conclude(traces, sizes, found, sorted(set(budgets)), granule_bytes)
 
 
+def estimate_trace(
+    trace: Trace, budgets: Sequence[Amount], machine: Machine | str | None = None
+) -> Estimate:
+    """Return the estimate of a step that is recorded already.
+
+    Args:
+        trace: of a step whose optimizer had its states before.
+        budgets: as for `estimate`; "auto": of the trace's device, on which swapkit is installed.
+        machine: as for `estimate`.
+
+    Raises:
+        InvalidArgument: a budget is invalid, or this machine does not have the trace's device.
+    """
+    found = find_machine(machine, trace, trace.peak_bytes)
+    place = torch.device(trace.device)
+    installation = ensure_installation(place) if AUTO in budgets else None
+    limits = [_parse_budget(each, trace, installation) for each in budgets]
+    granule_bytes = _granule_bytes(installation, trace)
+    return _conclude([trace], None, found, sorted(set(limits)), granule_bytes)
+
+
 def _conclude(
     traces: Sequence[Trace],
     sizes: tuple[int, int] | None,

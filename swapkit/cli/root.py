@@ -12,6 +12,7 @@ from swapkit.cli.base import BAD_INPUT, DONE, INTERRUPTED, CliCommand
 from swapkit.cli.build import build
 from swapkit.cli.demo import demo
 from swapkit.cli.doctor import doctor
+from swapkit.cli.estimate_script import estimate
 from swapkit.cli.machine import machine
 from swapkit.cli.plan_trace import plan
 from swapkit.cli.replay import replay
@@ -75,7 +76,7 @@ def root(ctx: click.Context, *, cflags: bool, libs: bool, compat: bool) -> int:
     return DONE
 
 
-_COMMANDS: tuple[CliCommand, ...] = (run, doctor, plan, machine, replay, build, demo)
+_COMMANDS: tuple[CliCommand, ...] = (run, doctor, estimate, plan, machine, replay, build, demo)
 for _command in _COMMANDS:
     root.add_command(_command)
 

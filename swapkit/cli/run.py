@@ -76,7 +76,7 @@ class RunOptions:
         }
 
 
-class _Refused(BaseException):
+class Refused(BaseException):
     """Ends the script because of an option. No `Exception`: scripts catch these."""
 
     def __init__(self, error: SwapkitError) -> None:
@@ -148,7 +148,7 @@ class _Run:
         when_torch_is_imported(self._open)
         try:
             code = script.run()
-        except _Refused as refused:
+        except Refused as refused:
             self._finish()
             click.echo(f"swapkit run: {refused.error}", err=True)
             return code_of(refused.error)
@@ -167,7 +167,7 @@ class _Run:
 
         options = self._options
         try:
-            device = options.device or _own_device()
+            device = options.device or own_device()
             self._budget = ScriptBudget(
                 options.budget,
                 {**options.session_options(), "device": device},
@@ -175,10 +175,10 @@ class _Run:
                 refuse=self._refuse,
             )
         except SwapkitError as error:
-            raise _Refused(error) from None
+            raise Refused(error) from None
 
     def _refuse(self, error: SwapkitError) -> None:
-        raise _Refused(error) from None
+        raise Refused(error) from None
 
     # ---- the end -------------------------------------------------------------------------------
 
@@ -226,7 +226,7 @@ def name_for_rank(path: Path, rank: int) -> Path:
     return path if rank == 0 else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
 
 
-def _own_device() -> str | None:
+def own_device() -> str | None:
     """Return this rank's accelerator; None: there is no rank, or no such accelerator.
 
     The script chooses its device only after the budget has begun.

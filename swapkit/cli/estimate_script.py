@@ -1,0 +1,162 @@
+"""`swapkit estimate`: how small a budget an unchanged training script can have."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from swapkit.cli.base import DONE, CliCommand
+from swapkit.cli.output import waiting
+from swapkit.cli.run import Refused, own_device
+from swapkit.cli.script import Script
+from swapkit.cli.torch_import import when_torch_is_imported
+from swapkit.errors import InvalidArgument, SwapkitError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from swapkit._runtime.session.session import Session
+    from swapkit.cli.script_budget import ScriptBudget
+    from swapkit.ir.traces import Trace
+
+_TRACE_SUFFIX = ".json"
+
+
+class _Recorded(BaseException):
+    """Ends the script: its step is recorded. No `Exception`: scripts catch these."""
+
+
+@click.command(
+    cls=CliCommand,
+    context_settings={"allow_interspersed_args": False},
+    options_metavar="[OPTIONS]",
+)
+@click.option(
+    "--budget",
+    "budgets",
+    multiple=True,
+    help='Also predict a step within this memory: bytes, "10GiB"; a share of what the step takes '
+    'without a budget, "60%"; "auto": what is free. May be repeated.',
+)
+@click.option(
+    "--machine",
+    "machine_file",
+    metavar="FILE",
+    help="Speeds of the target machine, as `swapkit machine --json FILE` writes them "
+    "(default: this machine).",
+)
+@click.option("--device", help='E.g. "cpu" or "cuda:1" (default: an accelerator if present).')
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON instead of text.")
+@click.option("-m", "is_module", is_flag=True, help="Run a module, as python -m does.")
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]... | TRACE")
+def estimate(
+    *,
+    budgets: tuple[str, ...],
+    machine_file: str | None,
+    device: str | None,
+    as_json: bool,
+    is_module: bool,
+    program: tuple[str, ...],
+) -> int:
+    """Estimate how small a script's budget can be, and how long its steps take then.
+
+    \b
+    swapkit estimate train.py --epochs 3
+    swapkit estimate --budget 10GiB --budget 60% train.py
+    swapkit estimate step.json
+
+    The script runs until a few of its steps are recorded, within the memory that is free, and then
+    ends: the steps do train. A TRACE is a recorded step, as `swapkit plan` takes it.
+    """  # noqa: D301 - the mark of click, for lines that stay as they are
+    if not program:
+        raise click.UsageError("expected a script, -m and a module, or the file of a trace")
+    if not is_module and Path(program[0]).suffix == _TRACE_SUFFIX:
+        trace = _read_trace(program)
+    else:
+        script = Script(name=program[0], is_module=is_module, arguments=program[1:])
+        recorded = _Recording(device).run(script)
+        if isinstance(recorded, int):
+            return recorded
+        trace = recorded
+    if os.environ.get("RANK", "0") == "0":
+        _show(trace, budgets, machine_file, as_json=as_json)
+    return DONE
+
+
+def _read_trace(program: Sequence[str]) -> Trace:
+    from swapkit.ir.codec import read_trace
+
+    if len(program) > 1:
+        raise click.UsageError(f"{program[0]} is a trace: it takes no arguments")
+    return read_trace(program[0])
+
+
+def _show(trace: Trace, budgets: Sequence[str], machine_file: str | None, *, as_json: bool) -> None:
+    from swapkit.api.estimation import estimate_trace
+
+    with waiting("planning for several budgets"):
+        found = estimate_trace(trace, budgets, machine_file)
+    click.echo(json.dumps(found.to_dict(), indent=2) if as_json else str(found))
+
+
+class _Recording:
+    """Runs a script until one of its steps is recorded."""
+
+    def __init__(self, device: str | None) -> None:
+        self._device = device
+        self._budget: ScriptBudget | None = None
+        self._trace: Trace | None = None
+
+    def run(self, script: Script) -> Trace | int:
+        """Return the recorded step, or the exit code of a script that ended before.
+
+        Raises:
+            InvalidArgument: the script ended without an error, too early.
+        """
+        when_torch_is_imported(self._open)
+        code = DONE
+        try:
+            code = script.run()
+        except _Recorded:
+            pass
+        except Refused as refused:
+            raise refused.error from None
+        finally:
+            if self._budget is not None:
+                self._budget.close()
+        if self._trace is not None:
+            return self._trace
+        if code != DONE:
+            click.echo("swapkit estimate: the script failed before a step was recorded", err=True)
+            return code
+        raise InvalidArgument(
+            "the script ended before a step was recorded: it has to train for about four steps, "
+            "with an optimizer of torch, in this process"
+        )
+
+    def _open(self) -> None:
+        from swapkit.cli.script_budget import ScriptBudget
+
+        try:
+            self._budget = ScriptBudget(
+                "auto",
+                {"device": self._device or own_device(), "on_step": self._look},
+                plan=None,
+                refuse=_refuse,
+            )
+        except SwapkitError as error:
+            _refuse(error)
+
+    def _look(self, session: Session) -> None:
+        """End the script as soon as the session has a recorded step."""
+        if session.trace is not None:
+            self._trace = session.trace
+            raise _Recorded
+
+
+def _refuse(error: SwapkitError) -> None:
+    raise Refused(error) from None
