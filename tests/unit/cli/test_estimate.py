@@ -29,9 +29,10 @@ model = torch.nn.Sequential(
     *[torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()) for _ in range(8)]
 )
 optimizer = torch.optim.AdamW(model.parameters())
+batch = torch.ones(2048, 64)
 for number in range(int(sys.argv[1])):
     print("step", number)
-    model(torch.ones(2048, 64)).square().mean().backward()
+    model(batch).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
 sys.exit(7)
@@ -69,9 +70,10 @@ def estimate_here() -> Estimate:
         *[torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()) for _ in range(8)]
     )
     optimizer = torch.optim.AdamW(model.parameters())
+    batch = torch.ones(2048, 64)
 
     def step() -> None:
-        model(torch.ones(2048, 64)).square().mean().backward()
+        model(batch).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
 
