@@ -1,16 +1,24 @@
-"""The caching allocator's handle, and the ring that records its events."""
+"""The caching allocator's handle."""
 
 from __future__ import annotations
 
 import contextlib
-import enum
 import weakref
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from swapkit._native.backend import Handle
 from swapkit._native.lib import NULL, check, ffi, lib
 from swapkit._native.pool_stats import flat_stats
+from swapkit._native.pool_view import (
+    BlockInfo,
+    BlockState,
+    PoolView,
+    SegmentInfo,
+    block_info,
+    read_view,
+    segment_info,
+)
+from swapkit._native.rings import Ring, RingEvent, RingKind
 from swapkit._native.witnesses import Witnesses
 
 if TYPE_CHECKING:
@@ -20,65 +28,21 @@ if TYPE_CHECKING:
     from swapkit._native.backend import Backend, Stream
     from swapkit._native.lib import AllocationWitness
 
+__all__ = [
+    "BlockInfo",
+    "BlockState",
+    "Pool",
+    "PoolView",
+    "Ring",
+    "RingEvent",
+    "RingKind",
+    "SegmentInfo",
+    "set_tag",
+    "tentative",
+]
+
 _Info = TypeVar("_Info")
 _NS_PER_S = 1e9
-
-
-class BlockState(enum.IntEnum):
-    """State of a block; PENDING waits for another stream."""
-
-    IN_USE = lib.SK_BLOCK_IN_USE
-    PENDING = lib.SK_BLOCK_PENDING
-    CACHED = lib.SK_BLOCK_CACHED
-
-
-class RingKind(enum.IntEnum):
-    """Kinds of recorded events."""
-
-    TAKE = lib.SK_RING_TAKE
-    GIVE = lib.SK_RING_GIVE
-    RESCUE = lib.SK_RING_RESCUE
-    OOM = lib.SK_RING_OOM
-    COPY_OUT = lib.SK_RING_COPY_OUT
-    COPY_IN = lib.SK_RING_COPY_IN
-    MARK = lib.SK_RING_MARK
-    OP_BEGIN = lib.SK_RING_OP_BEGIN
-    OP_END = lib.SK_RING_OP_END
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockInfo:
-    """A part of a segment, in use or free."""
-
-    address: int
-    nbytes: int
-    requested_bytes: int
-    stream: int  # address of the stream whose order its use follows
-    tag: int
-    state: BlockState
-    age: int = 0  # steps that have ended since it was taken
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SegmentInfo:
-    """A range of addresses, of which the device holds `committed_bytes`."""
-
-    address: int
-    nbytes: int
-    committed_bytes: int
-    is_small: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RingEvent:
-    """One recorded event; byte counts are the values after it. `time_ns` is monotonic."""
-
-    time_ns: int
-    kind: RingKind
-    nbytes: int
-    in_use_bytes: int
-    reserved_bytes: int
-    tag: int
 
 
 def set_tag(tag: int) -> int:
@@ -94,61 +58,6 @@ def tentative() -> Iterator[None]:
         yield
     finally:
         lib.sk_tentative_set(previous)
-
-
-class Ring(Handle):
-    """A bounded record of a pool's events; the oldest are overwritten."""
-
-    _what = "ring"
-
-    def __init__(self, capacity: int) -> None:
-        """Make room for `capacity` events."""
-        out = ffi.new("sk_ring **")
-        check(lib.sk_ring_create(capacity, out))
-        super().__init__(out[0])
-        self._capacity = capacity
-
-    def read(self) -> tuple[list[RingEvent], int]:
-        """Take the events out; return them, oldest first, and how many were overwritten."""
-        events = ffi.new("sk_ring_event[]", self._capacity)
-        lost = ffi.new("uint64_t *")
-        count = lib.sk_ring_read(self.pointer, events, self._capacity, lost)
-        return [_ring_event(events[i]) for i in range(count)], lost[0]
-
-    def _release(self, pointer: CData) -> None:
-        lib.sk_ring_destroy(pointer)
-
-
-def _ring_event(event: Any) -> RingEvent:
-    return RingEvent(
-        time_ns=event.time_ns,
-        kind=RingKind(event.kind),
-        nbytes=event.nbytes,
-        in_use_bytes=event.in_use_bytes,
-        reserved_bytes=event.reserved_bytes,
-        tag=event.tag,
-    )
-
-
-def _block_info(block: Any) -> BlockInfo:
-    return BlockInfo(
-        address=block.address,
-        nbytes=block.nbytes,
-        requested_bytes=block.requested_bytes,
-        stream=block.stream,
-        tag=block.tag,
-        state=BlockState(block.state),
-        age=block.age,
-    )
-
-
-def _segment_info(segment: Any) -> SegmentInfo:
-    return SegmentInfo(
-        address=segment.address,
-        nbytes=segment.nbytes,
-        committed_bytes=segment.committed_bytes,
-        is_small=segment.is_small,
-    )
 
 
 class Pool(Handle):
@@ -200,6 +109,7 @@ class Pool(Handle):
         self._context = ffi.new_handle(weakref.ref(self))
         self._rescue: Callable[[int], int] | None = None
         self._ring: Ring | None = None
+        self._history: Ring | None = None
         self._witnesses = Witnesses()
 
     @property
@@ -309,12 +219,26 @@ class Pool(Handle):
         lib.sk_pool_set_ring(self.pointer, NULL)
         self._ring = None
 
+    def set_history(self, ring: Ring | None) -> None:
+        """Record events with addresses into `ring`, beside `attach`; None: no longer.
+
+        Raises:
+            InvalidArgument: the pool has a history already.
+        """
+        check(lib.sk_pool_set_history(self.pointer, NULL if ring is None else ring.pointer))
+        self._history = ring
+
+    def view(self) -> PoolView:
+        """Return the blocks, the segments and the events of the history at one moment."""
+        return read_view(self.pointer)
+
     def note(self, kind: RingKind, nbytes: int = 0) -> None:
         """Put an event of the owner's own into the ring, if one is attached.
 
         A mark also ends a step: the next step is expected to make the same requests.
         """
-        if self._ring is not None or kind is RingKind.MARK:
+        is_recorded = self._ring is not None or self._history is not None
+        if is_recorded or kind is RingKind.MARK:
             lib.sk_pool_note(self.pointer, kind, nbytes)
 
     def stats(self) -> dict[str, int]:
@@ -364,11 +288,11 @@ class Pool(Handle):
 
     def blocks(self) -> tuple[BlockInfo, ...]:
         """Describe every block."""
-        return self._describe("sk_block_info[]", lib.sk_pool_blocks, _block_info)
+        return self._describe("sk_block_info[]", lib.sk_pool_blocks, block_info)
 
     def segments(self) -> tuple[SegmentInfo, ...]:
         """Describe every segment."""
-        return self._describe("sk_segment_info[]", lib.sk_pool_segments, _segment_info)
+        return self._describe("sk_segment_info[]", lib.sk_pool_segments, segment_info)
 
     def _describe(
         self, kind: str, fill: Callable[[CData, Any, int], int], read: Callable[[Any], _Info]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from swapkit._native._lib import CData
     from swapkit._native.backend import Backend, Stream
+    from swapkit._native.rings import Ring
 
 
 # Ways to finish a transfer.
@@ -100,6 +101,7 @@ class Scheduler(Handle):
         check(lib.sk_sched_create(backend.pointer, params, out))
         super().__init__(out[0])
         self.has_disk = disk is not None
+        self._history: Ring | None = None  # borrowed by the core
 
     def stats(self) -> SchedulerStats:
         """Return the totals and the current state."""
@@ -116,6 +118,11 @@ class Scheduler(Handle):
     def trim(self) -> None:
         """Give the host memory and disk space that hold no copy back."""
         lib.sk_sched_trim(self.pointer)
+
+    def set_history(self, ring: Ring | None) -> None:
+        """Record the copies that end from now on, with their times, into `ring`; None: none."""
+        lib.sk_sched_set_history(self.pointer, NULL if ring is None else ring.pointer)
+        self._history = ring
 
     def check(self) -> None:
         """Walk every structure.

@@ -19,16 +19,28 @@ typedef enum sk_ring_kind {
     SK_RING_COPY_IN,
     SK_RING_MARK,     /* the owner's own, such as the end of a step */
     SK_RING_OP_BEGIN, /* a kernel that torch does not run */
-    SK_RING_OP_END    /* nbytes: of its operands and outputs */
+    SK_RING_OP_END,   /* nbytes: of its operands and outputs */
+    /* Only in a history: sk_pool_set_history(), sk_sched_set_history(). */
+    SK_RING_FREE,  /* the memory of a given block may serve any request */
+    SK_RING_MAP,   /* the device's memory lies at these addresses from now on */
+    SK_RING_UNMAP, /* and no longer lies at these */
+    SK_RING_COPIED_OUT,
+    SK_RING_COPIED_IN
 } sk_ring_kind;
 
+/* What an event does not have is 0. */
 typedef struct sk_ring_event {
-    uint64_t time_ns; /* CLOCK_MONOTONIC */
+    uint64_t time_ns;     /* CLOCK_MONOTONIC; of a copy: when it ended */
+    uint64_t duration_ns; /* of a copy */
     uint64_t nbytes;
-    uint64_t in_use_bytes; /* after the event */
+    uint64_t requested_bytes; /* of a block */
+    uint64_t in_use_bytes;    /* after the event */
     uint64_t reserved_bytes;
-    uint32_t kind; /* sk_ring_kind */
-    uint32_t tag;
+    uint64_t address; /* of the block, of what was mapped, or of the copied bytes on the device */
+    uint64_t stream;  /* of the block */
+    uint64_t group;   /* number of the copied group in its scheduler, from 1 */
+    uint32_t kind;    /* sk_ring_kind */
+    uint32_t tag;     /* of the block; of a copy: the label of its group */
 } sk_ring_event;
 
 /* out  owned: sk_ring_destroy(), after it is detached from every pool. */
@@ -165,6 +177,9 @@ SK_API void sk_pool_set_making(sk_pool *pool, sk_making_fn making, void *context
 SK_API void sk_pool_set_settle(sk_pool *pool, sk_settle_fn settle, void *context);
 /* ring  borrowed until detached; NULL detaches. While attached, every event reads the clock. */
 SK_API void sk_pool_set_ring(sk_pool *pool, sk_ring *ring);
+/* As sk_pool_set_ring, beside it: for a record that another reader does not empty, read with
+ * sk_pool_view_get(). SK_INVALID: `ring` is not NULL, and the pool has a history already. */
+SK_API SK_NODISCARD sk_status sk_pool_set_history(sk_pool *pool, sk_ring *ring);
 /* Put an event of the owner's own into the pool's ring, if there is one. A mark also ends a step:
  * the next step is expected to make the same requests. */
 SK_API void sk_pool_note(sk_pool *pool, sk_ring_kind kind, uint64_t nbytes);
@@ -187,6 +202,18 @@ SK_API int sk_pool_owns(sk_pool *pool, const void *address);
 /* Copy up to `capacity` descriptions; return how many there are. */
 SK_API size_t sk_pool_blocks(sk_pool *pool, sk_block_info *out, size_t capacity);
 SK_API size_t sk_pool_segments(sk_pool *pool, sk_segment_info *out, size_t capacity);
+/* The pool and its history at one moment. Each `most_` is the capacity of its array; each count
+ * says how many there are. The arrays are filled up to the smaller of both. */
+typedef struct sk_pool_view {
+    sk_ring_event *events; /* oldest first; they stay in the history */
+    sk_block_info *blocks; /* of one segment after the other, by address */
+    sk_segment_info *segments;
+    size_t most_events, most_blocks, most_segments;
+    size_t event_count, block_count, segment_count;
+    uint64_t lost_events; /* overwritten */
+} sk_pool_view;
+
+SK_API void sk_pool_view_get(sk_pool *pool, sk_pool_view *view);
 /* SK_INVALID: `address` lies in none of the pool's segments. */
 SK_API SK_NODISCARD sk_status sk_pool_segment_at(sk_pool *pool, const void *address,
                                                  sk_segment_info *out);

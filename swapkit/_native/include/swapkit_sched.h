@@ -74,6 +74,11 @@ SK_API SK_NODISCARD sk_status sk_sched_destroy(sk_sched *sched);
 SK_API void sk_sched_stats_get(sk_sched *sched, sk_sched_stats *out);
 /* Wait until no transfer is queued or in flight in either direction, and owners are dropped. */
 SK_API void sk_sched_drain(sk_sched *sched);
+/* ring  borrowed until detached; NULL detaches. While attached, every copy that ends well is noted
+ * in it with its time: two calls in the stream, around the copy, read the clock. Where the backend
+ * has no such calls, the time is from when the copy was given to the stream until the scheduler
+ * learned of its end. */
+SK_API void sk_sched_set_history(sk_sched *sched, sk_ring *ring);
 /* Give the host memory and the disk space that hold no copy back. */
 SK_API void sk_sched_trim(sk_sched *sched);
 /* Walk every structure. SK_CORRUPT: sk_error_text() names the broken invariant. */
@@ -82,6 +87,8 @@ SK_API SK_NODISCARD sk_status sk_sched_check(sk_sched *sched);
 /* out  owned: sk_group_destroy(). RESIDENT.   SK_INVALID: SK_TIER_DISK without a disk. */
 SK_API SK_NODISCARD sk_status sk_group_create(sk_sched *sched, size_t nbytes, sk_tier tier,
                                               sk_group **out);
+/* Set the tag of the group's copies in a history; 0 at first. Not while one is under way. */
+SK_API void sk_group_label(sk_group *group, uint32_t tag);
 /* In any state: a queued transfer is cancelled; one in flight keeps its memory until it is done. */
 SK_API void sk_group_destroy(sk_group *group);
 SK_API sk_group_state sk_group_state_get(const sk_group *group);

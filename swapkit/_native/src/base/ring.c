@@ -44,7 +44,7 @@ void sk_ring_destroy(sk_ring *ring) {
 }
 
 void sk__ring_add(sk_ring *ring, sk_ring_event event) {
-    event.time_ns = sk__now_ns();
+    event.time_ns = event.time_ns != 0 ? event.time_ns : sk__now_ns();
     sk__lock(&ring->lock);
     ring->events[ring->added % ring->capacity] = event;
     ring->added++;
@@ -53,6 +53,17 @@ void sk__ring_add(sk_ring *ring, sk_ring_event event) {
         ring->lost++;
     }
     sk__unlock(&ring->lock);
+}
+
+size_t sk__ring_peek(sk_ring *ring, sk_ring_event *out, size_t capacity, uint64_t *lost) {
+    sk__lock(&ring->lock);
+    size_t count = (size_t)(ring->added - ring->taken);
+    for (size_t i = 0; i < count && i < capacity; i++) {
+        out[i] = ring->events[(ring->taken + i) % ring->capacity];
+    }
+    *lost = ring->lost;
+    sk__unlock(&ring->lock);
+    return count;
 }
 
 size_t sk_ring_read(sk_ring *ring, sk_ring_event *out, size_t capacity, uint64_t *lost) {

@@ -238,8 +238,8 @@ void sk__span_settle(sk_pool *pool, const sk__span *gone, uintptr_t to, sk__lane
     sk__segment *segment = sk__segment_find(pool, to);
     sk_assert(from->lane == lane || from->given_at <= from->lane->synced);
     uint64_t given_at = from->lane == lane ? from->given_at : 0;
-    sk__committed_change(pool, from->segment, gone->nbytes, false);
-    sk__committed_change(pool, segment, gone->nbytes, true);
+    sk__committed_change(pool, from->segment, gone->address, gone->nbytes, false);
+    sk__committed_change(pool, segment, to, gone->nbytes, true);
     pool->stats.moved_bytes += (int64_t)gone->nbytes;
     sk__block_hold(pool, gone->block);
     for (size_t done = 0; done < gone->nbytes; done += pool->granule_bytes) {

@@ -44,9 +44,9 @@ static uint32_t state_shown(sk__state state) {
     }
 }
 
-size_t sk_pool_blocks(sk_pool *pool, sk_block_info *out, size_t capacity) {
+static size_t blocks_show(const sk_pool *pool, sk_block_info *out, size_t capacity)
+    SK_REQUIRES(pool->lock) {
     size_t count = 0;
-    sk__lock(&pool->lock);
     for (const sk__segment *segment = pool->segments; segment != NULL; segment = segment->next) {
         for (const sk__block *block = segment->first; block != NULL; block = block->right) {
             if (sk__is_idle(block)) {
@@ -66,21 +66,46 @@ size_t sk_pool_blocks(sk_pool *pool, sk_block_info *out, size_t capacity) {
             count++;
         }
     }
-    sk__unlock(&pool->lock);
     return count;
 }
 
-size_t sk_pool_segments(sk_pool *pool, sk_segment_info *out, size_t capacity) {
+static size_t segments_show(const sk_pool *pool, sk_segment_info *out, size_t capacity)
+    SK_REQUIRES(pool->lock) {
     size_t count = 0;
-    sk__lock(&pool->lock);
     for (const sk__segment *segment = pool->segments; segment != NULL; segment = segment->next) {
         if (count < capacity) {
             out[count] = segment_show(segment);
         }
         count++;
     }
+    return count;
+}
+
+size_t sk_pool_blocks(sk_pool *pool, sk_block_info *out, size_t capacity) {
+    sk__lock(&pool->lock);
+    size_t count = blocks_show(pool, out, capacity);
     sk__unlock(&pool->lock);
     return count;
+}
+
+size_t sk_pool_segments(sk_pool *pool, sk_segment_info *out, size_t capacity) {
+    sk__lock(&pool->lock);
+    size_t count = segments_show(pool, out, capacity);
+    sk__unlock(&pool->lock);
+    return count;
+}
+
+void sk_pool_view_get(sk_pool *pool, sk_pool_view *view) {
+    sk__lock(&pool->lock);
+    view->block_count = blocks_show(pool, view->blocks, view->most_blocks);
+    view->segment_count = segments_show(pool, view->segments, view->most_segments);
+    view->event_count = 0;
+    view->lost_events = 0;
+    if (pool->history != NULL) {
+        view->event_count =
+            sk__ring_peek(pool->history, view->events, view->most_events, &view->lost_events);
+    }
+    sk__unlock(&pool->lock);
 }
 
 /* ---- soundness ------------------------------------------------------------------------------- */

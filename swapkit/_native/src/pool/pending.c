@@ -54,6 +54,9 @@ static void pending_release(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->l
     sk_assert(block->state == SK_PENDING && block->uses != NULL);
     sk__uses_free(pool, block);
     sk__stats_free(pool, block);
+    if (pool->history != NULL) {
+        sk__block_note(pool, SK_RING_FREE, block);
+    }
     if (block->life != NULL) {
         sk__life_end(pool, block);
     }

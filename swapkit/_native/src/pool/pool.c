@@ -330,8 +330,8 @@ static sk_status take_locked(sk_pool *pool, const sk__request *request, sk__bloc
     if (pool->lives.stats.height_bytes > 0) {
         sk__layout_count(pool, request, block);
     }
-    if (pool->ring != NULL) {
-        sk__ring_note(pool, SK_RING_TAKE, block->nbytes, block->tag);
+    if (sk__is_recorded(pool)) {
+        sk__block_note(pool, SK_RING_TAKE, block);
     }
     return SK_OK;
 }
@@ -432,6 +432,9 @@ static void block_release(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->loc
         sk__pending_add(pool, block);
     } else {
         sk__stats_free(pool, block);
+        if (pool->history != NULL) {
+            sk__block_note(pool, SK_RING_FREE, block);
+        }
         if (block->life != NULL) {
             sk__life_end(pool, block);
         }
@@ -452,8 +455,8 @@ static sk_status give_locked(sk_pool *pool, uintptr_t address) SK_REQUIRES(pool-
     }
     sk__table_remove(&pool->table, block);
     sk__stats_give(pool, block);
-    if (pool->ring != NULL) {
-        sk__ring_note(pool, SK_RING_GIVE, block->nbytes, block->tag);
+    if (sk__is_recorded(pool)) {
+        sk__block_note(pool, SK_RING_GIVE, block);
     }
     if (parks) {
         sk__park(pool, block);
@@ -554,8 +557,21 @@ void sk_pool_set_making(sk_pool *pool, sk_making_fn making, void *context) {
 void sk_pool_set_ring(sk_pool *pool, sk_ring *ring) {
     sk__lock(&pool->lock);
     pool->ring = ring;
-    atomic_store_explicit(&pool->has_ring, ring != NULL, memory_order_relaxed);
+    atomic_store_explicit(&pool->has_ring, sk__is_recorded(pool), memory_order_relaxed);
     sk__unlock(&pool->lock);
+}
+
+sk_status sk_pool_set_history(sk_pool *pool, sk_ring *ring) {
+    sk_status status = SK_OK;
+    sk__lock(&pool->lock);
+    if (ring != NULL && pool->history != NULL) {
+        status = sk__fail(SK_INVALID, "pool: its history is recorded already");
+    } else {
+        pool->history = ring;
+        atomic_store_explicit(&pool->has_ring, sk__is_recorded(pool), memory_order_relaxed);
+    }
+    sk__unlock(&pool->lock);
+    return status;
 }
 
 void sk_pool_note(sk_pool *pool, sk_ring_kind kind, uint64_t nbytes) {
@@ -568,7 +584,7 @@ void sk_pool_note(sk_pool *pool, sk_ring_kind kind, uint64_t nbytes) {
         sk__places_mark(pool);
         sk__lives_mark(pool);
     }
-    if (pool->ring != NULL) {
+    if (sk__is_recorded(pool)) {
         sk__ring_note(pool, kind, nbytes, thread_tag);
     }
     sk__unlock(&pool->lock);

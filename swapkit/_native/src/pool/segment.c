@@ -24,7 +24,8 @@ static sk_status budget_check(const sk_pool *pool, size_t nbytes) SK_REQUIRES(po
     return SK_OK;
 }
 
-void sk__committed_change(sk_pool *pool, sk__segment *segment, size_t nbytes, bool growing) {
+void sk__committed_change(sk_pool *pool, sk__segment *segment, uintptr_t address, size_t nbytes,
+                          bool growing) {
     bool was_empty = segment->committed_bytes == 0;
     sk_assert(growing || nbytes <= segment->committed_bytes);
     segment->committed_bytes += growing ? nbytes : -nbytes;
@@ -37,10 +38,13 @@ void sk__committed_change(sk_pool *pool, sk__segment *segment, size_t nbytes, bo
         sk__stats_lower(pool->stats.reserved_bytes, kind, nbytes);
         sk__stats_lower(pool->stats.segment, kind, segments);
     }
+    if (pool->history != NULL) {
+        sk__memory_note(pool, growing ? SK_RING_MAP : SK_RING_UNMAP, address, nbytes);
+    }
 }
 
-static void reserved_change(sk_pool *pool, sk__segment *segment, size_t nbytes, bool growing)
-    SK_REQUIRES(pool->lock) {
+static void reserved_change(sk_pool *pool, sk__segment *segment, uintptr_t address, size_t nbytes,
+                            bool growing) SK_REQUIRES(pool->lock) {
     if (growing) {
         pool->reserved_bytes += nbytes;
         pool->peak_bytes = sk__max(pool->peak_bytes, pool->reserved_bytes);
@@ -51,7 +55,7 @@ static void reserved_change(sk_pool *pool, sk__segment *segment, size_t nbytes, 
         pool->stats.num_device_free++;
     }
     sk_assert(pool->reserved_bytes <= pool->budget_bytes || !growing);
-    sk__committed_change(pool, segment, nbytes, growing);
+    sk__committed_change(pool, segment, address, nbytes, growing);
 }
 
 /* Add a segment with one block over all of it, in no list yet. */
@@ -212,7 +216,7 @@ static sk_status vacant_commit(sk_pool *pool, sk__block *vacant, uintptr_t addre
     if (status != SK_OK) {
         return status;
     }
-    reserved_change(pool, vacant->segment, nbytes, true);
+    reserved_change(pool, vacant->segment, address, nbytes, true);
     pool->stats.maps += (int64_t)(nbytes / pool->granule_bytes);
     if (pool->has_aliases) {
         sk__slots_fill(pool, vacant->segment, address, nbytes);
@@ -318,7 +322,7 @@ static size_t range_shrink(sk_pool *pool, size_t nbytes, int arenas) SK_REQUIRES
                 SK_OK) {
             break; /* other blocks would only fail the same way */
         }
-        reserved_change(pool, block->segment, gone.nbytes, false);
+        reserved_change(pool, block->segment, gone.address, gone.nbytes, false);
         pool->stats.unmaps += (int64_t)(gone.nbytes / pool->granule_bytes);
         if (pool->has_aliases) {
             sk__slots_empty(pool, block->segment, gone.address, gone.nbytes);
@@ -391,8 +395,8 @@ static gathering range_move(sk_pool *pool, sk__block *vacant, const sk__request 
     if (status != SK_OK) {
         return REFUSED;
     }
-    sk__committed_change(pool, block->segment, gone.nbytes, false);
-    sk__committed_change(pool, vacant->segment, gone.nbytes, true);
+    sk__committed_change(pool, block->segment, gone.address, gone.nbytes, false);
+    sk__committed_change(pool, vacant->segment, vacant->address, gone.nbytes, true);
     pool->stats.moved_bytes += (int64_t)gone.nbytes;
     pool->stats.maps += (int64_t)(gone.nbytes / pool->granule_bytes);
     pool->stats.unmaps += (int64_t)(gone.nbytes / pool->granule_bytes);
@@ -485,7 +489,7 @@ static sk_status whole_add(sk_pool *pool, const sk__request *request, size_t nby
     }
     sk__block *block = segment_add(pool, segment, address, nbytes, request->arena);
     sk_assert(block->nbytes >= request->nbytes);
-    reserved_change(pool, segment, nbytes, true);
+    reserved_change(pool, segment, segment->address, nbytes, true);
     block->lane = request->lane;
     sk__block_cache(pool, block);
     return SK_OK;
@@ -522,7 +526,7 @@ static size_t whole_shrink(sk_pool *pool, size_t nbytes) SK_REQUIRES(pool->lock)
         sk__block *block = segment->first;
         sk_assert(block->nbytes == segment->nbytes && segment->committed_bytes == block->nbytes);
         sk__block_hold(pool, block);
-        reserved_change(pool, segment, segment->nbytes, false);
+        reserved_change(pool, segment, segment->address, segment->nbytes, false);
         sk__block_recycle(pool, block);
         freed += segment->nbytes;
         *link = segment->next;

@@ -6,14 +6,37 @@
 /* The share of a budget that operators may need while a storage comes back ahead of its use. */
 #define SPARE_SHARE 64
 
+static void note(sk_pool *pool, sk_ring *ring, sk_ring_event event) SK_REQUIRES(pool->lock) {
+    event.in_use_bytes = (uint64_t)pool->stats.allocated_bytes[0].current;
+    event.reserved_bytes = pool->reserved_bytes;
+    if (ring != NULL) {
+        sk__ring_add(ring, event);
+    }
+}
+
 void sk__ring_note(sk_pool *pool, sk_ring_kind kind, uint64_t nbytes, uint32_t tag) {
-    sk__ring_add(pool->ring, (sk_ring_event){
-                                 .nbytes = nbytes,
-                                 .in_use_bytes = (uint64_t)pool->stats.allocated_bytes[0].current,
-                                 .reserved_bytes = pool->reserved_bytes,
-                                 .kind = kind,
-                                 .tag = tag,
-                             });
+    sk_ring_event event = {.nbytes = nbytes, .kind = kind, .tag = tag};
+    note(pool, pool->ring, event);
+    note(pool, pool->history, event);
+}
+
+void sk__block_note(sk_pool *pool, sk_ring_kind kind, const sk__block *block) {
+    sk_ring_event event = {
+        .nbytes = block->nbytes,
+        .requested_bytes = block->requested_bytes,
+        .address = block->address,
+        .stream = (uintptr_t)block->lane->stream,
+        .kind = kind,
+        .tag = block->tag,
+    };
+    if (kind != SK_RING_FREE) {
+        note(pool, pool->ring, event);
+    }
+    note(pool, pool->history, event);
+}
+
+void sk__memory_note(sk_pool *pool, sk_ring_kind kind, uintptr_t address, size_t nbytes) {
+    note(pool, pool->history, (sk_ring_event){.nbytes = nbytes, .address = address, .kind = kind});
 }
 
 bool sk_pool_has_room(sk_pool *pool, size_t nbytes, bool spares) {

@@ -40,10 +40,13 @@ sk_status sk_group_create(sk_sched *sched, size_t nbytes, sk_tier tier, sk_group
     }
     sched->groups = group;
     sched->ngroups++;
+    group->number = ++sched->group_number;
     sk__leave(sched);
     *out = group;
     return SK_OK;
 }
+
+void sk_group_label(sk_group *group, uint32_t tag) { group->tag = tag; }
 
 void sk__group_reap(sk_sched *sched, sk_group *group) {
     if (!group->orphan || group->phase == SK_RUNNING || sk__in_transit(group)) {

@@ -191,9 +191,15 @@ static sk_status copy_start(sk_sched *sched, sk_group *group) SK_REQUIRES(sched-
     if (group->ready != NULL) {
         status = sk_stream_wait(sched->backend, stream, group->ready->event);
     }
+    if (status == SK_OK && sched->history != NULL) {
+        sk__stamp_begin(sched, group);
+    }
     if (status == SK_OK) {
         status = sk_copy_async(sched->backend, to, source, group->nbytes,
                                out ? SK_DEVICE_TO_HOST : SK_HOST_TO_DEVICE, stream);
+    }
+    if (status == SK_OK && group->stamp != NULL) {
+        sk__stamp_end(sched, group);
     }
     return status;
 }
@@ -231,6 +237,9 @@ static void running_end(sk_sched *sched, sk_group *group, sk_status status)
         lane->unmarked_bytes -= group->nbytes;
     }
     sk__mark_give(sched, &group->done);
+    if (group->stamp != NULL) {
+        sk__stamp_note(sched, group, status);
+    }
     transfer_end(sched, group, status, sk_error_text());
     bool to_disk = group->way == SK_WAY_OUT && group->tier == SK_TIER_DISK && !group->orphan;
     if (status == SK_OK && to_disk) {
@@ -272,6 +281,7 @@ static void transfer_start(sk_sched *sched, sk_group *group) SK_REQUIRES(sched->
     sk_assert(group->phase == SK_WAITING && group->place != SK_READING);
     sk_status status = copy_start(sched, group);
     if (status != SK_OK) {
+        group->stamp = NULL; /* the stream may still write to it */
         sk__lane_fail(sched, group, status, sk_error_text());
         return;
     }

@@ -199,6 +199,7 @@ static SK_NO_ANALYSIS void sched_free(sk_sched *sched) {
         }
     }
     marks_free(sched);
+    sk__stamps_free(sched);
     sk__host_close(sched);
     sk__fork_unregister(&sched->fork_node);
     sk__backend_drop(sched->backend);

@@ -28,8 +28,11 @@
 #ifndef SWAPKIT_SCHED_SCHED_H
 #define SWAPKIT_SCHED_SCHED_H
 
+#include <stdatomic.h>
+
 #include "backend/backend.h"
 #include "base/base.h"
+#include "base/ring.h"
 #include "base/thread.h"
 #include "disk/disk.h"
 #include "swapkit_sched.h"
@@ -51,11 +54,20 @@ typedef struct sk__mark {
     uint32_t waiters;
 } sk__mark;
 
+/* When a copy ran, written by calls in its stream; 0: not yet. */
+typedef struct sk__stamp {
+    atomic_uint_least64_t begun_ns, ended_ns;
+    struct sk__stamp *below; /* all stamps */
+    struct sk__stamp *next;  /* spare ones */
+} sk__stamp;
+
 struct sk_group {
     sk_sched *sched;
     sk_group *above, *below; /* all groups, the newest first */
     size_t nbytes;
     sk_tier tier;
+    uint32_t tag;    /* of its copies in a history */
+    uint64_t number; /* from 1 */
     bool orphan; /* destroyed by its user; freed when no transfer or disk request uses it */
     sk_group_state state;
     /* its transfer */
@@ -69,6 +81,7 @@ struct sk_group {
     uint64_t ticket;       /* of this run of the copy, since events are reused */
     sk__mark *ready;       /* the copy waits for it; NULL: for nothing */
     sk__mark *done;        /* behind the running copy, possibly shared; NULL: none yet */
+    sk__stamp *stamp;      /* of the running copy; NULL: there is no history */
     sk_group *prev, *next; /* in the lane's queue or among its running copies */
     /* its copy */
     sk__place place;
@@ -113,6 +126,9 @@ struct sk_sched {
     sk__lane_of_copies lanes[SK_WAYS];
     uint32_t copies_in_flight; /* 0: by their bytes */
     uint64_t ticket;
+    uint64_t group_number; /* of the newest group */
+    sk_ring *history;      /* NULL: none */
+    sk__stamp *stamps, *spare_stamps;
     uint64_t nended; /* transfers, ever; atomic */
     sk_group *groups;
     uint32_t ngroups;  /* orphans included */
@@ -177,6 +193,15 @@ sk_status sk__lane_await(sk_sched *sched, sk_group *group) SK_REQUIRES(sched->lo
  * sk_error_text() the reason. Orphans are freed. */
 void sk__lane_complete(sk_sched *sched, sk__way way, uint64_t last, sk_status status)
     SK_REQUIRES(sched->lock);
+
+/* stamp.c: the times of copies, for a history. */
+/* Before and after a copy is given to the lane's stream. Without host memory there is no stamp. */
+void sk__stamp_begin(sk_sched *sched, sk_group *group) SK_REQUIRES(sched->lock);
+void sk__stamp_end(sk_sched *sched, const sk_group *group) SK_REQUIRES(sched->lock);
+/* Note the group's copy, which has ended: with SK_OK, in the history. */
+void sk__stamp_note(sk_sched *sched, sk_group *group, sk_status status) SK_REQUIRES(sched->lock);
+/* After the streams are gone. */
+void sk__stamps_free(sk_sched *sched);
 
 /* tier.c: the host's memory and the disk below it. */
 sk_status sk__host_open(sk_sched *sched, const sk_sched_params *params);

@@ -160,6 +160,7 @@ static bool begin(Mover *mover, Group *group) {
     if (raises(links.sk_group_create(mover->sched, nbytes, tier, &group->native))) {
         return false;
     }
+    links.sk_group_label(group->native, group->tag);
     group->part_bytes = part;
     group->nbytes = nbytes;
     group->state_at = links.sk_group_state_at(group->native);

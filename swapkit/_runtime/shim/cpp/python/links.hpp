@@ -16,6 +16,7 @@ namespace swapkit {
 #define SWAPKIT_CORE(X)                                                                            \
     X(sk_group_create)                                                                             \
     X(sk_group_destroy)                                                                            \
+    X(sk_group_label)                                                                              \
     X(sk_group_state_at)                                                                           \
     X(sk_group_copy_out)                                                                           \
     X(sk_group_has_copy)                                                                           \

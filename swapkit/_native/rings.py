@@ -1,0 +1,93 @@
+"""The ring that records events of pools and schedulers."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from swapkit._native.backend import Handle
+from swapkit._native.lib import check, ffi, lib
+
+if TYPE_CHECKING:
+    from swapkit._native._lib import CData
+
+
+class RingKind(enum.IntEnum):
+    """Kinds of recorded events."""
+
+    TAKE = lib.SK_RING_TAKE
+    GIVE = lib.SK_RING_GIVE
+    RESCUE = lib.SK_RING_RESCUE
+    OOM = lib.SK_RING_OOM
+    COPY_OUT = lib.SK_RING_COPY_OUT
+    COPY_IN = lib.SK_RING_COPY_IN
+    MARK = lib.SK_RING_MARK
+    OP_BEGIN = lib.SK_RING_OP_BEGIN
+    OP_END = lib.SK_RING_OP_END
+    # Only in a history:
+    FREE = lib.SK_RING_FREE  # the memory of a given block may serve any request
+    MAP = lib.SK_RING_MAP
+    UNMAP = lib.SK_RING_UNMAP
+    COPIED_OUT = lib.SK_RING_COPIED_OUT  # with the times of the copy
+    COPIED_IN = lib.SK_RING_COPIED_IN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingEvent:
+    """One recorded event; byte counts are the values after it. `time_ns` is monotonic.
+
+    What an event does not have is 0; `swapkit_pool.h` says which events have what.
+    """
+
+    time_ns: int
+    kind: RingKind
+    nbytes: int
+    in_use_bytes: int
+    reserved_bytes: int
+    tag: int
+    requested_bytes: int = 0
+    address: int = 0
+    stream: int = 0
+    group: int = 0  # number of the copied group in its scheduler, from 1
+    duration_ns: int = 0  # of a copy, which ended at `time_ns`
+
+
+class Ring(Handle):
+    """A bounded record of a pool's events; the oldest are overwritten."""
+
+    _what = "ring"
+
+    def __init__(self, capacity: int) -> None:
+        """Make room for `capacity` events."""
+        out = ffi.new("sk_ring **")
+        check(lib.sk_ring_create(capacity, out))
+        super().__init__(out[0])
+        self._capacity = capacity
+
+    def read(self) -> tuple[list[RingEvent], int]:
+        """Take the events out; return them, oldest first, and how many were overwritten."""
+        events = ffi.new("sk_ring_event[]", self._capacity)
+        lost = ffi.new("uint64_t *")
+        count = lib.sk_ring_read(self.pointer, events, self._capacity, lost)
+        return [ring_event(events[i]) for i in range(count)], lost[0]
+
+    def _release(self, pointer: CData) -> None:
+        lib.sk_ring_destroy(pointer)
+
+
+def ring_event(event: Any) -> RingEvent:
+    """Return an `sk_ring_event` as a plain value."""
+    return RingEvent(
+        time_ns=event.time_ns,
+        kind=RingKind(event.kind),
+        nbytes=event.nbytes,
+        in_use_bytes=event.in_use_bytes,
+        reserved_bytes=event.reserved_bytes,
+        tag=event.tag,
+        requested_bytes=event.requested_bytes,
+        address=event.address,
+        stream=event.stream,
+        group=event.group,
+        duration_ns=event.duration_ns,
+    )
