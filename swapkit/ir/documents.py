@@ -6,13 +6,13 @@ import json
 import os
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, BinaryIO, NoReturn
 
 from swapkit.errors import DiskError, InvalidArgument, InvalidDocument, InvalidType
 from swapkit.units import show
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _COMPACT = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 _STEP = "  "
@@ -52,9 +52,28 @@ def write_document(path: str | os.PathLike[str], document: dict[str, object]) ->
         InvalidArgument: `path` is not a path.
         DiskError: the file cannot be written; the previous content stays. An `OSError`.
     """
+
+    def write(file: BinaryIO) -> None:
+        file.writelines(text.encode() for text in _render(document, ""))
+        file.write(b"\n")
+
+    write_file(path, write)
+
+
+def write_file(path: str | os.PathLike[str], write: Callable[[BinaryIO], object]) -> None:
+    """Write a file atomically: under a temporary name, which is then moved into place.
+
+    Args:
+        path: the file.
+        write: writes the content; it is called once.
+
+    Raises:
+        InvalidArgument: `path` is not a path.
+        DiskError: the file cannot be written; the previous content stays. An `OSError`.
+    """
     target = _find_target(path)
     try:
-        _replace(target, document)
+        _replace(target, write)
     except OSError as error:
         raise DiskError(f"path={os.fspath(path)!r}: {_explain(error, target)}") from error
 
@@ -81,13 +100,12 @@ def _explain(error: OSError, target: Path) -> str:
     return f"cannot write it: {error.strerror or error}; pass another path"
 
 
-def _replace(target: Path, document: dict[str, object]) -> None:
+def _replace(target: Path, write: Callable[[BinaryIO], object]) -> None:
     """Write a temporary file next to the target, then move it into place."""
     part = target.parent / f".{target.name}.{secrets.token_hex(4)}.part"
     try:
-        with part.open("x", encoding="utf-8") as file:
-            file.writelines(_render(document, ""))
-            file.write("\n")
+        with part.open("xb") as file:
+            write(file)
             file.flush()
             os.fsync(file.fileno())
         part.replace(target)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 Value = TypeVar("Value")
 MOST_ADDRESS = 1 << 64
+# The "file" of a frame that swapkit writes: the frame's name is a module's path.
+MODULE_FILE = "module"
 FREES = ("free_completed", "free")
 REQUESTS = ("free_requested",)
 GROWS = ("segment_alloc", "segment_map")
@@ -173,12 +175,14 @@ def _read_requested(block: dict[object, object], nbytes: int, where: str) -> int
 
 
 def _find_caller(frames: object) -> str:
-    """Return the innermost readable Python function of a stack; empty: there is none."""
+    """Return the innermost readable Python function or module of a stack; empty: there is none."""
     stack = frames if isinstance(frames, list) else []
     for frame in itertools.islice(stack, _MOST_FRAMES):
         if not isinstance(frame, dict):
             continue
         file, name, line = frame.get("filename"), frame.get("name"), frame.get("line")
+        if file == MODULE_FILE and isinstance(name, str):
+            return name.encode("utf-8", "replace").decode("utf-8")
         if isinstance(file, str) and isinstance(name, str) and file.endswith(".py"):
             text = f"{name} ({file.rsplit('/', 1)[-1]}:{show(line)})"
             return text.encode("utf-8", "replace").decode("utf-8")

@@ -88,6 +88,14 @@ class StepHistory:
         )
         self._began, self._counters, self._step_peak_bytes = now, counters, 0
 
+    def timed_records(self) -> tuple[tuple[StepRecord, ...], float]:
+        """Return the latest steps, and when the last one ended (`perf_counter`). Any thread."""
+        while True:
+            ended_at = self._began
+            records = self.records()
+            if ended_at == self._began:
+                return records, ended_at
+
     def records(self) -> tuple[StepRecord, ...]:
         """Return the latest steps, at most `STEPS_KEPT`. Any thread."""
         while True:

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 from swapkit._runtime.allocators.advice import advise_layout
 from swapkit._runtime.allocators.memory_holders import find_outside, find_uncollected
 from swapkit._runtime.control.plan_status import PlanStatus
+from swapkit._runtime.session import memory_history
 from swapkit._runtime.session.explanation import explain, explain_layout, explain_uncollected
 from swapkit._runtime.session.stats import list_metrics, summarize
+from swapkit._runtime.session.trace_files import TraceSources, check_suffix, write_trace_file
 from swapkit.errors import SessionError
 from swapkit.ir.codec import write_planned
 from swapkit.units import format_bytes
@@ -20,8 +22,10 @@ if TYPE_CHECKING:
     from swapkit._runtime.control.session_config import SessionConfig
     from swapkit._runtime.session.history import StepRecord
     from swapkit._runtime.session.life import SessionLife
+    from swapkit._runtime.session.memory_history import MemoryRecording
     from swapkit._runtime.session.stats import SessionStats
     from swapkit.ir.plans import Plan
+    from swapkit.ir.pool_histories import PoolHistory
     from swapkit.ir.traces import Trace
 
 NOT_ACTIVE = "this session is not active: use `with swapkit.budget(...) as s:`"
@@ -36,6 +40,9 @@ class SessionResults:
         self._active: SessionLife | None = None
         self._final: SessionStats | None = None
         self._history: tuple[StepRecord, ...] = ()
+        self._last_step_ended_at = 0.0
+        self._recording: MemoryRecording | None = None  # of the pool, while it is on
+        self._final_memory: PoolHistory | None = None  # of a recording, at the session's end
         self._status = PlanStatus()
         self._threads = ""  # the CPUs that they are bound to
         self._installation: Installation | None = None
@@ -147,6 +154,58 @@ class SessionResults:
             why = status.why_none or f"the session is still in stage {status.stage.value!r}"
             raise SessionError(f"there is no plan to save: {why}")
         write_planned(path, status.trace, status.plan)
+
+    def export_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write the session's steps or its memory to a file for a viewer, by the file's suffix.
+
+        `.json` and `.json.gz` are for https://ui.perfetto.dev and chrome://tracing. They have the
+        planned step as simulated (operators, copies, recomputations, memory) and the measured steps
+        of `history`; times are in microseconds. `.pickle` is a snapshot as
+        `torch.cuda.memory._dump_snapshot` writes it, for https://pytorch.org/memory_viz and
+        `torch.cuda._memory_viz`, with the pool's blocks.
+
+        After `record_memory_history`, both also have what was recorded: the first the copies with
+        their times and the pool's bytes, the second every allocation and free. An ended session
+        writes what was recorded until its end. Without a plan the file has what there is.
+
+        Args:
+            path: the file. Its suffix is one of these three.
+
+        Raises:
+            SessionError: the session was not entered yet; or a `.pickle` on a device that keeps
+                torch's own allocator.
+            InvalidArgument: another suffix, or not a path.
+            DiskError: the file cannot be written. A subclass of `OSError`.
+
+        Example:
+            >>> import os, swapkit, tempfile
+            >>> with tempfile.TemporaryDirectory() as folder, swapkit.budget("64MiB") as session:
+            ...     session.mark_step()
+            ...     session.export_trace(os.path.join(folder, "trace.json"))
+            ...     os.listdir(folder)
+            ['trace.json']
+        """
+        suffix = check_suffix(path)
+        if self._final is None:
+            self._require()
+        installation = self._installation
+        assert installation is not None
+        active = self._active
+        steps, ended_at = (
+            (self._history, self._last_step_ended_at)
+            if active is None
+            else active.history.timed_records()
+        )
+        is_recorded = self._recording is not None
+        sources = TraceSources(
+            status=self._look(),
+            steps=steps,
+            ended_at=ended_at,
+            budget_bytes=self.limit_bytes,
+            read_memory=lambda: memory_history.read_history(installation),
+            memory=memory_history.read_history(installation) if is_recorded else self._final_memory,
+        )
+        write_trace_file(path, suffix, sources)
 
     def __repr__(self) -> str:
         if self._active is None and self._final is None:

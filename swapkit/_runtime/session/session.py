@@ -11,6 +11,11 @@ from swapkit._native.lib import raise_interruption
 from swapkit._runtime.allocators.installation import ensure_installation
 from swapkit._runtime.process.undo import add_notes, raise_first
 from swapkit._runtime.session.life import SessionLife, finish_ended
+from swapkit._runtime.session.memory_history import (
+    MOST_ENTRIES,
+    MemoryRecording,
+    read_history,
+)
 from swapkit._runtime.session.results import NOT_ACTIVE, SessionResults
 from swapkit._runtime.torch_compat.fork_locks import make_fork_lock
 from swapkit._runtime.user_choices.wrapping import is_suspended
@@ -89,6 +94,38 @@ class Session(SessionResults):
         """Keep memory that lives unequally long apart, from the first step on."""
         self._config = replace(self._config, separates_lives=True)
 
+    def record_memory_history(
+        self, *, enabled: bool = True, max_entries: int = MOST_ENTRIES
+    ) -> None:
+        """Record every allocation, free and copy from now on, for `export_trace`.
+
+        As `torch.cuda.memory._record_memory_history`, for swapkit's pool. It ends with the session,
+        which keeps the record. While it is on, each event takes less than a microsecond, and each
+        copy has two more calls in its stream, which read the clock. Off, it costs nothing.
+
+        Args:
+            enabled: False: stop, and drop the record. True again: begin a new one.
+            max_entries: of these, the latest are kept; each takes 80 bytes of the host.
+
+        Raises:
+            SessionError: the session is not active, another one records the same pool, or the
+                device keeps torch's own allocator.
+            InvalidArgument: `max_entries` is not a number of at least 1.
+
+        Example:
+            >>> import swapkit
+            >>> with swapkit.budget("64MiB") as session:
+            ...     session.record_memory_history()
+        """
+        if not self.is_active:
+            raise SessionError(NOT_ACTIVE)
+        life = self._require()
+        if self._recording is not None:
+            self._recording.stop()
+            self._recording = None
+        if enabled:
+            self._recording = MemoryRecording(life, max_entries)
+
     def __reduce_ex__(self, _protocol: SupportsIndex) -> NoReturn:
         raise TypeError(
             "a swapkit session belongs to its process and cannot be pickled or copied: save its "
@@ -97,6 +134,17 @@ class Session(SessionResults):
         )
 
     # ---- life ----------------------------------------------------------------------------------
+
+    def _end_recording(self, life: SessionLife, errors: list[BaseException]) -> None:
+        """Keep the record of the pool's memory as it is before the session lets go of it."""
+        if self._recording is None:
+            return
+        try:
+            self._final_memory = read_history(life.installation)
+        except BaseException as error:  # noqa: BLE001 - raised by the caller
+            errors.append(error)
+        self._recording.stop()
+        self._recording = None
 
     def __call__(self, function: _Function) -> _Function:
         """Decorate a function: each call runs in a new session with these options.
@@ -184,9 +232,10 @@ class Session(SessionResults):
         try:
             if self._final is None:
                 self._final, self._status = life.stats(), life.status()
-                self._history = life.history.records()
+                self._history, self._last_step_ended_at = life.history.timed_records()
         except BaseException as error:  # noqa: BLE001 - raised by the caller
             errors.append(error)
+        self._end_recording(life, errors)
         errors += life.close()
         if self._final is not None and life.is_undone:
             if self._on_loss is not None:

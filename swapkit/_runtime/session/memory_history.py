@@ -1,0 +1,173 @@
+"""The events of a session's pool and of its copies, recorded on request."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from typing import TYPE_CHECKING
+
+from swapkit._native.lives import TAG_BACKWARD
+from swapkit._native.pool import BlockState, Pool, Ring, RingKind
+from swapkit.errors import InvalidArgument, SessionError
+from swapkit.ir.pool_histories import (
+    BlockUse,
+    PoolBlock,
+    PoolEvent,
+    PoolEventKind,
+    PoolHistory,
+    PoolSegment,
+)
+from swapkit.units import show
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from swapkit._native.pool import PoolView, RingEvent
+    from swapkit._native.sched import Scheduler
+    from swapkit._runtime.allocators.installed_pool import Installation
+    from swapkit._runtime.saved.device import DevicePool
+    from swapkit._runtime.session.life import SessionLife
+
+MOST_ENTRIES = 500_000  # 80 bytes each, taken from the host as they fill up
+_LARGEST = 1 << 32
+
+_KINDS = {
+    RingKind.TAKE: PoolEventKind.TAKE,
+    RingKind.GIVE: PoolEventKind.GIVE,
+    RingKind.FREE: PoolEventKind.FREE,
+    RingKind.MAP: PoolEventKind.MAP,
+    RingKind.UNMAP: PoolEventKind.UNMAP,
+    RingKind.COPIED_OUT: PoolEventKind.COPY_OUT,
+    RingKind.COPIED_IN: PoolEventKind.COPY_IN,
+    RingKind.RESCUE: PoolEventKind.RESCUE,
+    RingKind.OOM: PoolEventKind.OUT_OF_MEMORY,
+    RingKind.MARK: PoolEventKind.STEP,
+}
+_USES = {
+    BlockState.IN_USE: BlockUse.IN_USE,
+    BlockState.PENDING: BlockUse.AWAITED,
+    BlockState.CACHED: BlockUse.FREE,
+}
+
+
+class MemoryRecording:
+    """A record of a session's pool and copies, from now until `stop`, or until it is lost."""
+
+    def __init__(self, life: SessionLife, max_entries: int) -> None:
+        """Begin to record.
+
+        Raises:
+            InvalidArgument: `max_entries` is not a number of at least 1.
+            SessionError: the pool is not ours, or another session records it.
+        """
+        if type(max_entries) is not int or not 1 <= max_entries <= _LARGEST:
+            raise InvalidArgument(
+                f"max_entries={show(max_entries)}: expected a whole number from 1 to {_LARGEST}"
+            )
+        pool = require_pool(life.installation)
+        ring = Ring(max_entries)
+        try:
+            pool.set_history(ring)
+        except InvalidArgument:
+            raise SessionError(
+                "another session records the history of this device's pool: end it first, or "
+                "export the trace of that session"
+            ) from None
+        life.swapper.scheduler.set_history(ring)
+        # The collector may call it, on any thread: it takes native locks only.
+        self._stop = weakref.finalize(self, _detach, pool, life.swapper.scheduler)
+        self._stop.atexit = False
+
+    def stop(self) -> None:
+        """Stop recording; the events are lost. Safe to call twice."""
+        self._stop()
+
+
+def _detach(pool: Pool, scheduler: Scheduler) -> None:
+    scheduler.set_history(None)
+    pool.set_history(None)
+
+
+def require_pool(installation: Installation) -> Pool:
+    """Return the pool of an installation.
+
+    Raises:
+        SessionError: torch's own allocator serves the device.
+    """
+    pool: DevicePool = installation.pool
+    if not isinstance(pool, Pool):
+        raise SessionError(
+            f"{installation.device.name} keeps torch's own allocator, which records its history "
+            "itself: use torch.cuda.memory._record_memory_history() and _dump_snapshot()"
+        )
+    return pool
+
+
+def read_history(installation: Installation) -> PoolHistory:
+    """Return the present blocks of a pool, and its events if they are recorded. Any thread.
+
+    Raises:
+        SessionError: the pool is not ours.
+    """
+    pool = require_pool(installation)
+    view = pool.view()
+    name = installation.tracker.name
+
+    def label(tag: int) -> str:
+        module = name(tag)
+        if module and tag & TAG_BACKWARD:
+            return f"{module} (backward)"
+        return module
+
+    return PoolHistory(
+        segments=tuple(_join_segments(view, label)),
+        events=tuple(_event(each, label) for each in view.events if each.kind in _KINDS),
+        lost_events=view.lost_events,
+        moves_granules=bool(pool.stats()["expandable_segments"]),
+        device_index=max(0, installation.device.index),
+        wall_ns=time.time_ns() - time.monotonic_ns(),
+    )
+
+
+def _event(event: RingEvent, label: Callable[[int], str]) -> PoolEvent:
+    return PoolEvent(
+        kind=_KINDS[event.kind],
+        time_ns=event.time_ns,
+        nbytes=event.nbytes,
+        requested_bytes=event.requested_bytes,
+        address=event.address,
+        stream=event.stream,
+        label=label(event.tag),
+        duration_ns=event.duration_ns,
+        group=event.group,
+        in_use_bytes=event.in_use_bytes,
+        reserved_bytes=event.reserved_bytes,
+    )
+
+
+def _join_segments(view: PoolView, label: Callable[[int], str]) -> Iterator[PoolSegment]:
+    """Yield ranges of addresses without gaps; each lies in one segment of the pool."""
+    blocks: list[PoolBlock] = []
+    remaining = iter(view.blocks)
+    block = next(remaining, None)
+    for segment in view.segments:
+        end = segment.address + segment.nbytes
+        while block is not None and segment.address <= block.address < end:
+            if blocks and blocks[-1].address + blocks[-1].nbytes != block.address:
+                yield PoolSegment(blocks=tuple(blocks), is_small=segment.is_small)
+                blocks = []
+            is_free = block.state is BlockState.CACHED
+            blocks.append(
+                PoolBlock(
+                    address=block.address,
+                    nbytes=block.nbytes,
+                    use=_USES[block.state],
+                    requested_bytes=block.requested_bytes,
+                    stream=block.stream,
+                    label="" if is_free else label(block.tag),
+                )
+            )
+            block = next(remaining, None)
+        if blocks:
+            yield PoolSegment(blocks=tuple(blocks), is_small=segment.is_small)
+            blocks = []

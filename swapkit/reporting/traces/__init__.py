@@ -1,0 +1,1 @@
+"""Steps and memory in the formats of other tools' viewers."""
