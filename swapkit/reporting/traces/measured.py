@@ -101,6 +101,8 @@ def add_measured_run(tracks: Tracks, run: MeasuredRun) -> None:
 
 
 def _add_steps(tracks: Tracks, run: MeasuredRun) -> None:
+    if not run.steps:
+        return
     begins = [begin - run.first_ns for begin in run.begins()]
     ends = [*begins[1:], run.ended_ns - run.first_ns]
     stage = None
@@ -119,7 +121,7 @@ def _add_steps(tracks: Tracks, run: MeasuredRun) -> None:
             stage = each.stage
             tracks.add_instant(STEPS, f"stage: {stage}", begin, {"step": each.step})
         tracks.add_count(PROCESS, "step peak", begin, {"reserved": each.peak_bytes})
-    for time_ns in {*begins[:1], *ends[-1:]}:
+    for time_ns in (begins[0], ends[-1]):
         tracks.add_count(PROCESS, "budget", time_ns, {"bytes": run.budget_bytes})
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from swapkit.ir.plans import Action, Tier
 from swapkit.ir.traces import Phase
 from swapkit.reporting.traces.planned_memory import (
-    StepTimes,
+    OperatorTimes,
     device_levels,
     host_levels,
     times_of,
@@ -63,7 +63,9 @@ class _PlannedTracks:
         self.begin_ns = begin_ns
         schedule = step.schedule
         self.times = (
-            times_of(step.trace) if schedule is None else StepTimes(schedule.starts, schedule.ends)
+            times_of(step.trace)
+            if schedule is None
+            else OperatorTimes(schedule.starts, schedule.ends)
         )
         self.reasons: Mapping[int, Reason] = {each.storage: each for each in step.reasons}
         self.decisions: Mapping[int, Decision] = (

@@ -24,7 +24,7 @@ class Level(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class StepTimes:
+class OperatorTimes:
     """When each operator runs, in seconds from the start of the step."""
 
     starts: Sequence[float]
@@ -36,14 +36,14 @@ class StepTimes:
         return self.ends[-1] if self.ends else 0.0
 
 
-def times_of(trace: Trace) -> StepTimes:
+def times_of(trace: Trace) -> OperatorTimes:
     """Return the times of a step in which nothing waits and nothing is recomputed."""
     ends = list(accumulate(operator.seconds for operator in trace.operators))
-    return StepTimes([0.0, *ends[:-1]] if ends else [], ends)
+    return OperatorTimes([0.0, *ends[:-1]] if ends else [], ends)
 
 
 def device_levels(
-    trace: Trace, times: StepTimes, plan: Plan | None = None, schedule: Schedule | None = None
+    trace: Trace, times: OperatorTimes, plan: Plan | None = None, schedule: Schedule | None = None
 ) -> list[Level]:
     """Return the bytes in use on the device, whenever they change.
 
@@ -85,7 +85,7 @@ def host_levels(plan: Plan, trace: Trace, schedule: Schedule) -> list[Level]:
     return _sum_up(changes)
 
 
-def _life_of(storage: Storage, times: StepTimes, *, is_continued: bool) -> tuple[float, float]:
+def _life_of(storage: Storage, times: OperatorTimes, *, is_continued: bool) -> tuple[float, float]:
     """Return when a storage that stays is made and freed."""
     count = len(times.ends)
     begin = 0.0 if storage.birth < 0 else times.starts[min(storage.birth, count - 1)]
@@ -97,7 +97,7 @@ def _life_of(storage: Storage, times: StepTimes, *, is_continued: bool) -> tuple
 
 
 def _find_gaps(
-    trace: Trace, times: StepTimes, plan: Plan, schedule: Schedule
+    trace: Trace, times: OperatorTimes, plan: Plan, schedule: Schedule
 ) -> dict[int, tuple[float, float]]:
     """Return for each storage that leaves the device when it goes and when it comes back."""
     gaps = {each.storage: (each.released, each.in_start) for each in schedule.transfers}

@@ -1,0 +1,320 @@
+"""`session.export_trace` and `session.record_memory_history`."""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import json
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+from torch.cuda import _memory_viz
+
+import swapkit
+from swapkit._runtime.allocators.installation import require_installation
+from swapkit.errors import DiskError, InvalidArgument, InvalidType, SessionError
+from swapkit.ir.allocations import max_live_bytes
+from swapkit.ir.snapshot_files import load_snapshot, unpickle_plain
+from swapkit.replay.reading import read_replayable
+from swapkit.testing import planning_at_once, slow_link
+from tests.support.snapshot_replay import check_snapshot
+from tests.support.trace_format import check_trace, counts_of, slices_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WIDTH = 64
+MEASURED = 2
+
+
+def make() -> tuple[nn.Module, torch.optim.Optimizer]:
+    swapkit.install(device="cpu")
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(6)])
+    return model, torch.optim.SGD(model.parameters(), lr=1e-4)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    for _ in range(steps):
+        model(torch.ones(2048, WIDTH)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return check_trace(json.loads(path.read_bytes()))
+
+
+def memory_of(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        found = unpickle_plain(file)  # runs no code, refuses classes
+    assert isinstance(found, dict)
+    return found
+
+
+def test_steps_when_a_plan_was_followed_then_planned_and_measured(tmp_path: Path) -> None:
+    model, optimizer = make()
+    with planning_at_once(), swapkit.budget("4MiB", model, optimizer, policy="swap") as session:
+        train(model, optimizer, 6)
+        assert session.plan is not None
+        session.export_trace(tmp_path / "live.json")
+    session.export_trace(tmp_path / "ended.json")
+    session.export_trace(str(tmp_path / "ended.json.gz"))
+    events = read(tmp_path / "ended.json")
+    steps = slices_of(events, "measured", "steps")
+    assert [each["args"]["step"] for each in steps] == [1, 2, 3, 4, 5, 6]
+    for each, record in zip(steps, session.history, strict=True):
+        assert each["dur"] == pytest.approx(record.seconds * 1e6, abs=0.01)
+        assert each["args"]["swapped_out_bytes"] == record.swapped_out_bytes
+    planned = slices_of(events, "planned step", "compute")
+    assert sum(each["cat"] == "operator" for each in planned) > 20
+    swapped, _ = session.plan.count_moved()
+    copies = [each for each in slices_of(events, "planned step") if each["cat"] == "copy"]
+    assert len(copies) == 2 * swapped > 0
+    parts = {f"{layer}.{part}" for layer in range(6) for part in range(2)}
+    assert {each["args"]["module"] for each in copies} <= parts
+    assert min(each["ts"] for each in planned) >= steps[-1]["ts"]  # side by side with it
+    assert [each["name"] for each in slices_of(read(tmp_path / "live.json"), "measured")] == [
+        each["name"] for each in steps
+    ]
+    packed = gzip.decompress((tmp_path / "ended.json.gz").read_bytes())
+    assert packed == (tmp_path / "ended.json").read_bytes()
+
+
+def test_copies_when_recorded_then_each_with_the_time_that_the_link_took(tmp_path: Path) -> None:
+    model, optimizer = make()
+    nbytes, speed = 2048 * WIDTH * 4, 20e6
+    with (
+        slow_link(bytes_per_s=speed),
+        swapkit.budget("4MiB", model, optimizer, policy="rescue") as session,
+    ):
+        session.record_memory_history()
+        train(model, optimizer, 2)
+        session.export_trace(tmp_path / "run.json")
+        stats = session.stats
+    events = read(tmp_path / "run.json")
+    out = [
+        each
+        for each in slices_of(events, "measured")
+        if each["cat"] == "copy" and each["tid"] < 200
+    ]
+    back = [
+        each
+        for each in slices_of(events, "measured")
+        if each["cat"] == "copy" and each["tid"] >= 200
+    ]
+    assert sum(each["args"]["bytes"] for each in out) == stats.swapped_out_bytes > 0
+    assert sum(each["args"]["bytes"] for each in back) == stats.swapped_in_bytes > 0
+    for each in (*out, *back):
+        # The link takes at least this long; how much longer is up to the machine.
+        assert each["dur"] >= each["args"]["bytes"] / speed * 1e6 * 0.95
+    assert nbytes in {each["args"]["bytes"] for each in out}
+    assert {each["args"].get("module") for each in out} <= {
+        f"{layer}{part}" for layer in range(6) for part in ("", ".0", ".1")
+    }
+    assert {each["args"]["group"] for each in back} <= {each["args"]["group"] for each in out}
+    counts = counts_of(events, MEASURED, "device bytes")
+    assert max(each["reserved"] for each in counts) <= 4 << 20
+
+
+@pytest.mark.parametrize("policy", ["rescue", "swap"])
+def test_memory_when_recorded_then_torchs_viewer_and_our_replay_read_it(
+    tmp_path: Path, policy: str
+) -> None:
+    model, optimizer = make()
+    path = tmp_path / "memory.pickle"
+    with planning_at_once(), swapkit.budget("4MiB", model, optimizer, policy=policy) as session:
+        train(model, optimizer, 1)
+        session.record_memory_history()
+        train(model, optimizer, 5)
+        pool = require_installation().pool
+        session.export_trace(path)
+        blocks, in_use = pool.blocks(), pool.in_use_bytes()
+        reserved = pool.stats()["reserved_bytes.all.current"]
+    snapshot = memory_of(path)
+    check_snapshot(snapshot)
+    assert sum(each["total_size"] for each in snapshot["segments"]) == reserved
+    assert sum(each["allocated_size"] for each in snapshot["segments"]) == in_use
+    found = {
+        (block["address"], block["size"], block["requested_size"])
+        for segment in snapshot["segments"]
+        for block in segment["blocks"]
+    }
+    assert found == {(each.address, each.nbytes, each.requested_bytes) for each in blocks}
+    actions = {each["action"] for each in snapshot["device_traces"][0]}
+    assert {"alloc", "free_requested", "free_completed", "segment_map"} <= actions
+    frames = {frame["name"] for each in snapshot["device_traces"][0] for frame in each["frames"]}
+    assert {"0.0", "5.1"} <= frames
+    # Torch's own functions.
+    for show in (_memory_viz.trace_plot, _memory_viz.segment_plot):
+        assert "<html" in show(snapshot) or "<script" in show(snapshot)
+    assert "entries" in _memory_viz.trace(snapshot)
+    assert _memory_viz.segsum(snapshot)
+    # Ours.
+    trace = read_replayable(str(path))
+    assert 0 < max_live_bytes(trace) <= 4 << 20
+    assert {"0.0", "5.1"} <= {block.label for block in trace.blocks}
+    assert load_snapshot(path).reserved_bytes == reserved
+
+
+def test_memory_when_the_session_ended_then_as_it_was_at_its_end(tmp_path: Path) -> None:
+    model, optimizer = make()
+    with swapkit.budget("4MiB", model, optimizer, policy="rescue") as session:
+        session.record_memory_history()
+        train(model, optimizer, 2)
+        held = torch.ones(1 << 18)
+    del held
+    junk = [torch.ones(1 << 16) for _ in range(8)]
+    session.export_trace(tmp_path / "memory.pickle")
+    session.export_trace(tmp_path / "run.json")
+    snapshot = memory_of(tmp_path / "memory.pickle")
+    check_snapshot(snapshot)
+    present = {
+        block["requested_size"]
+        for segment in snapshot["segments"]
+        for block in segment["blocks"]
+        if block["state"] == "active_allocated"
+    }
+    assert max(present) >= (1 << 18) * 4
+    assert counts_of(read(tmp_path / "run.json"), MEASURED, "device bytes")
+    assert len(junk) == 8
+    with swapkit.budget("64MiB") as after:  # the pool is free for another record
+        after.record_memory_history()
+
+
+def test_memory_when_not_recorded_then_the_blocks_alone(tmp_path: Path) -> None:
+    make()
+    held = torch.ones(1 << 16)
+    with swapkit.budget("64MiB", policy="rescue") as session:
+        session.mark_step()
+        session.export_trace(tmp_path / "memory.pickle")
+    snapshot = memory_of(tmp_path / "memory.pickle")
+    check_snapshot(snapshot)
+    assert snapshot["device_traces"] == [[]]
+    assert held.data_ptr() in {
+        block["address"] for segment in snapshot["segments"] for block in segment["blocks"]
+    }
+
+
+def test_memory_when_more_happens_than_is_kept_then_the_latest_and_still_sound(
+    tmp_path: Path,
+) -> None:
+    model, optimizer = make()
+    with swapkit.budget("4MiB", model, optimizer, policy="rescue") as session:
+        session.record_memory_history(max_entries=50)
+        train(model, optimizer, 3)
+        session.export_trace(tmp_path / "memory.pickle")
+        session.export_trace(tmp_path / "run.json")
+    snapshot = memory_of(tmp_path / "memory.pickle")
+    check_snapshot(snapshot)
+    assert 0 < len(snapshot["device_traces"][0]) <= 50
+    assert json.loads((tmp_path / "run.json").read_bytes())["otherData"]["lost_events"] > 0
+
+
+def test_record_when_switched_off_then_dropped(tmp_path: Path) -> None:
+    make()
+    with swapkit.budget("64MiB", policy="rescue") as session:
+        session.record_memory_history()
+        session.record_memory_history(enabled=True)  # begins anew
+        torch.ones(1 << 16)
+        session.record_memory_history(enabled=False)
+        session.record_memory_history(enabled=False)
+        session.export_trace(tmp_path / "memory.pickle")
+    assert memory_of(tmp_path / "memory.pickle")["device_traces"] == [[]]
+
+
+def test_record_when_another_session_records_then_refused_until_it_is_lost() -> None:
+    make()
+    outer = swapkit.budget("64MiB", policy="rescue")
+    outer.__enter__()
+    outer.record_memory_history()
+    with swapkit.budget("64MiB", policy="rescue") as inner:
+        with pytest.raises(SessionError, match="another session records"):
+            inner.record_memory_history()
+        del outer
+        gc.collect()
+        inner.record_memory_history()
+    assert swapkit.sessions() == ()  # undoes what the lost session left
+
+
+def test_record_when_it_cannot_then_why() -> None:
+    make()
+    session = swapkit.budget("64MiB", policy="rescue")
+    with pytest.raises(SessionError, match="not active"):
+        session.record_memory_history()
+    with session:
+        for wrong in (0, -1, 1.5, True, "many"):
+            with pytest.raises(InvalidArgument, match=f"max_entries={wrong!r}"):
+                session.record_memory_history(max_entries=wrong)  # type: ignore[arg-type]
+    with pytest.raises(SessionError, match="not active"):
+        session.record_memory_history()
+
+
+def test_recording_when_a_step_is_recorded_for_a_plan_then_neither_disturbs_the_other() -> None:
+    """Workspaces are read from another ring of the same pool."""
+    traces = []
+    for is_recorded in (False, True):
+        model, optimizer = make()
+        with planning_at_once(), swapkit.budget("4MiB", model, optimizer) as session:
+            if is_recorded:
+                session.record_memory_history()
+            train(model, optimizer, 4)
+            assert session.trace is not None
+            traces.append(session.trace)
+    plain, recorded = traces
+    assert [each.workspace_bytes for each in plain.operators] == [
+        each.workspace_bytes for each in recorded.operators
+    ]
+    assert plain.peak_bytes == recorded.peak_bytes
+
+
+@pytest.mark.parametrize("name", ["trace", "trace.txt", "trace.json.zip", "memory.pkl", ""])
+def test_export_when_the_suffix_is_unknown_then_both_kinds_are_named(name: str) -> None:
+    make()
+    with (
+        swapkit.budget("64MiB", policy="rescue") as session,
+        pytest.raises(InvalidArgument, match=r"\.json .*\.pickle"),
+    ):
+        session.export_trace(name)
+
+
+def test_export_when_it_cannot_then_why_and_the_old_file_stays(tmp_path: Path) -> None:
+    make()
+    session = swapkit.budget("64MiB", policy="rescue")
+    for name in ("a.json", "a.pickle"):
+        with pytest.raises(SessionError, match="not active"):
+            session.export_trace(tmp_path / name)
+    with session:
+        with pytest.raises(InvalidType, match="path=5"):
+            session.export_trace(5)  # type: ignore[arg-type]
+        with pytest.raises(DiskError, match="does not exist; create it first"):
+            session.export_trace(tmp_path / "no" / "a.json")
+        (tmp_path / "folder.pickle").mkdir()
+        with pytest.raises(DiskError, match="this is a folder"):
+            session.export_trace(tmp_path / "folder.pickle")
+        session.export_trace(tmp_path / "a.json")
+    events = read(tmp_path / "a.json")  # no step, no plan: what there is
+    assert not slices_of(events, "measured")
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["a.json"]
+
+
+def test_export_when_writing_fails_halfway_then_the_old_file_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make()
+    path = tmp_path / "a.pickle"
+    path.write_text("old")
+
+    def fail(*_args: object, **_options: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pickle, "dump", fail)
+    with (
+        swapkit.budget("64MiB", policy="rescue") as session,
+        pytest.raises(DiskError, match="No space left"),
+    ):
+        session.export_trace(path)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]

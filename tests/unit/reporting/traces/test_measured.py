@@ -1,0 +1,125 @@
+"""Measured steps, and what a pool recorded, in a viewer of traces."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from swapkit.ir.pool_histories import PoolEvent, PoolEventKind, PoolHistory
+from swapkit.reporting.traces.measured import PROCESS, MeasuredRun, add_measured_run
+from swapkit.reporting.traces.tracks import Tracks, format_document
+from tests.support.trace_format import check_trace, counts_of, slices_of
+
+MS = 1_000_000  # ns
+
+
+@dataclass(frozen=True)
+class Step:
+    """As `StepRecord`."""
+
+    step: int
+    stage: str
+    seconds: float
+    peak_bytes: int = 100
+    rescues: int = 0
+    swapped_out_bytes: int = 7
+    swapped_in_bytes: int = 5
+    stall_seconds: float = 0.001
+
+
+STEPS = (Step(3, "warmup", 0.010), Step(4, "search", 0.020), Step(5, "search", 0.005))
+ENDED = 1_000 * MS
+
+
+def events_of(*events: PoolEvent, steps: tuple[Step, ...] = STEPS) -> list[dict[str, Any]]:
+    history = PoolHistory(segments=(), events=events) if events else None
+    run = MeasuredRun(steps=steps, ended_ns=ENDED, budget_bytes=200, history=history)
+    tracks = Tracks()
+    add_measured_run(tracks, run)
+    return check_trace(json.loads(json.dumps(format_document(tracks, {}), allow_nan=False)))
+
+
+def copy(kind: PoolEventKind, begin_ms: float, end_ms: float, group: int) -> PoolEvent:
+    return PoolEvent(
+        kind=kind,
+        time_ns=int(end_ms * MS),
+        duration_ns=int((end_ms - begin_ms) * MS),
+        nbytes=4_000_000,
+        group=group,
+        label="layers.1",
+        address=0x1000,
+    )
+
+
+def test_steps_when_measured_then_one_slice_each_with_its_figures() -> None:
+    events = events_of()
+    steps = slices_of(events, "measured", "steps")
+    assert [each["name"] for each in steps] == ["step 3", "step 4", "step 5"]
+    assert [each["ts"] for each in steps] == [0, 10_000, 30_000]
+    assert [each["dur"] for each in steps] == [10_000, 20_000, 5_000]
+    assert steps[0]["args"] == {
+        "step": 3,
+        "stage": "warmup",
+        "peak_reserved_bytes": 100,
+        "rescues": 0,
+        "swapped_out_bytes": 7,
+        "swapped_in_bytes": 5,
+        "stall_us": pytest.approx(1000),
+    }
+    assert counts_of(events, PROCESS, "step peak") == [{"reserved": 100}] * 3
+    assert counts_of(events, PROCESS, "budget") == [{"bytes": 200}] * 2
+
+
+def test_steps_when_the_stage_changes_then_a_mark() -> None:
+    marks = [each for each in events_of() if each["ph"] == "i"]
+    assert [(each["name"], each["ts"]) for each in marks] == [
+        ("stage: warmup", 0),
+        ("stage: search", 10_000),
+    ]
+
+
+def test_copies_when_recorded_then_their_own_times_and_speed() -> None:
+    events = events_of(
+        copy(PoolEventKind.COPY_OUT, 970, 972, 1),
+        copy(PoolEventKind.COPY_OUT, 971, 975, 2),  # at the same time as the first one
+        copy(PoolEventKind.COPY_IN, 990, 991, 1),
+    )
+    [first] = slices_of(events, "measured", "copy out")
+    [second] = slices_of(events, "measured", "copy out 2")
+    [back] = slices_of(events, "measured", "copy in")
+    assert (first["ts"], first["dur"]) == (5_000, 2_000)
+    assert (second["ts"], second["dur"]) == (6_000, 4_000)
+    assert (back["ts"], back["dur"]) == (25_000, 1_000)
+    assert first["name"] == "layers.1"
+    assert first["args"] == {
+        "bytes": 4_000_000,
+        "module": "layers.1",
+        "group": 1,
+        "address": "0x1000",
+        "GB_per_s": 2.0,
+    }
+
+
+def test_pool_when_recorded_then_its_bytes_and_where_it_had_no_room() -> None:
+    events = events_of(
+        PoolEvent(kind=PoolEventKind.TAKE, time_ns=960 * MS, in_use_bytes=10, reserved_bytes=20),
+        PoolEvent(kind=PoolEventKind.RESCUE, time_ns=970 * MS, nbytes=3, in_use_bytes=7),
+        PoolEvent(kind=PoolEventKind.GIVE, time_ns=980 * MS, in_use_bytes=0, reserved_bytes=20),
+    )
+    assert counts_of(events, PROCESS, "device bytes") == [
+        {"in use": 10, "reserved": 20},
+        {"in use": 7, "reserved": 0},
+        {"in use": 0, "reserved": 20},
+    ]
+    [rescue] = [each for each in events if each["ph"] == "i" and each["name"] == "rescue"]
+    assert (rescue["ts"], rescue["args"]) == (10_000, {"bytes": 3})
+    # The axis begins at the earliest of all, here an event before the first step.
+    assert slices_of(events, "measured", "steps")[0]["ts"] == 5_000
+
+
+def test_run_when_nothing_was_measured_then_an_empty_track() -> None:
+    events = events_of(steps=())
+    assert not slices_of(events, "measured")
