@@ -68,7 +68,7 @@ struct sk_group {
     sk_tier tier;
     uint32_t tag;    /* of its copies in a history */
     uint64_t number; /* from 1 */
-    bool orphan; /* destroyed by its user; freed when no transfer or disk request uses it */
+    bool orphan;     /* destroyed by its user; freed when no transfer or disk request uses it */
     sk_group_state state;
     /* its transfer */
     sk__phase phase;
