@@ -96,8 +96,7 @@ def add_measured_run(tracks: Tracks, run: MeasuredRun) -> None:
     _add_steps(tracks, run)
     if run.history is not None and run.history.events:
         _add_events(tracks, run.history.events, run)
-        for kind, title, first in _COPIES:
-            _add_copies(tracks, run, kind, title, first)
+        _add_copies(tracks, run, run.history.events)
 
 
 def _add_steps(tracks: Tracks, run: MeasuredRun) -> None:
@@ -143,20 +142,23 @@ def _add_events(tracks: Tracks, events: Sequence[PoolEvent], run: MeasuredRun) -
         tracks.name_thread(EVENTS, "rescues")
 
 
-def _add_copies(
-    tracks: Tracks, run: MeasuredRun, kind: PoolEventKind, title: str, first: int
-) -> None:
-    assert run.history is not None
-    found = {}
-    for each in run.history.events:
-        if each.kind is kind:
-            found[id(each)] = each
-    slices = [_copy_slice(each, run.first_ns) for each in found.values()]
-    for number, row_slices in enumerate(spread(slices)):
-        row = Row(PROCESS, first + number)
-        tracks.name_thread(row, f"{title} {number + 1}" if number else title)
-        for copy in row_slices:
-            tracks.add_slice(row, copy)
+def _add_copies(tracks: Tracks, run: MeasuredRun, events: Sequence[PoolEvent]) -> None:
+    """Add a slice for each copy, and an arrow from each copy out to the copies back."""
+    places: dict[tuple[PoolEventKind, int], list[tuple[Row, int]]] = {}
+    for kind, title, first in _COPIES:
+        slices = [_copy_slice(each, run.first_ns) for each in events if each.kind is kind]
+        for number, row_slices in enumerate(spread(slices)):
+            row = Row(PROCESS, first + number)
+            tracks.name_thread(row, f"{title} {number + 1}" if number else title)
+            for copy in row_slices:
+                tracks.add_slice(row, copy)
+                group = copy.values["group"]
+                assert isinstance(group, int)
+                places.setdefault((kind, group), []).append((row, copy.start_ns))
+    for (kind, group), points in places.items():
+        back = places.get((PoolEventKind.COPY_IN, group), [])
+        if kind is PoolEventKind.COPY_OUT and back:
+            tracks.add_arrow(f"group {group}", sorted([*points, *back], key=lambda each: each[1]))
 
 
 def _copy_slice(event: PoolEvent, first_ns: int) -> Slice:

@@ -292,8 +292,6 @@ sk_status sk__range_fill(sk_pool *pool, const sk__span *wanted, sk__lane *lane)
 sk_status sk__range_add(sk_pool *pool, size_t nbytes, sk__arena arena) SK_REQUIRES(pool->lock);
 void sk__segments_free(sk_pool *pool) SK_REQUIRES(pool->lock);
 sk__segment *sk__segment_find(const sk_pool *pool, uintptr_t address) SK_REQUIRES(pool->lock);
-void sk__committed_change(sk_pool *pool, sk__segment *segment, uintptr_t address, size_t nbytes,
-                          bool growing) SK_REQUIRES(pool->lock);
 /* Return up to `nbytes` of a free block, next to an idle neighbour if there is one, to keep idle
  * blocks few. */
 sk__span sk__span_of(const sk_pool *pool, sk__block *block, size_t nbytes) SK_REQUIRES(pool->lock);
@@ -327,13 +325,13 @@ static inline bool sk__is_memory_failure(sk_status status) {
 }
 
 /* stats.c */
-/* Note events in the ring and the history. Those of memory at `address` are for the history only.
- */
+/* Count `nbytes` that were committed or decommitted at `address`, and note them in the history. */
+void sk__committed_change(sk_pool *pool, sk__segment *segment, uintptr_t address, size_t nbytes,
+                          bool growing) SK_REQUIRES(pool->lock);
+/* Note events in the ring and the history; SK_RING_FREE only in the history. */
 void sk__ring_note(sk_pool *pool, sk_ring_kind kind, uint64_t nbytes, uint32_t tag)
     SK_REQUIRES(pool->lock);
 void sk__block_note(sk_pool *pool, sk_ring_kind kind, const sk__block *block)
-    SK_REQUIRES(pool->lock);
-void sk__memory_note(sk_pool *pool, sk_ring_kind kind, uintptr_t address, size_t nbytes)
     SK_REQUIRES(pool->lock);
 static inline bool sk__is_recorded(const sk_pool *pool) SK_REQUIRES(pool->lock) {
     return pool->ring != NULL || pool->history != NULL;

@@ -24,25 +24,6 @@ static sk_status budget_check(const sk_pool *pool, size_t nbytes) SK_REQUIRES(po
     return SK_OK;
 }
 
-void sk__committed_change(sk_pool *pool, sk__segment *segment, uintptr_t address, size_t nbytes,
-                          bool growing) {
-    bool was_empty = segment->committed_bytes == 0;
-    sk_assert(growing || nbytes <= segment->committed_bytes);
-    segment->committed_bytes += growing ? nbytes : -nbytes;
-    size_t kind = sk__stat_kind(segment->arena);
-    size_t segments = was_empty != (segment->committed_bytes == 0) ? 1 : 0;
-    if (growing) {
-        sk__stats_raise(pool->stats.reserved_bytes, kind, nbytes);
-        sk__stats_raise(pool->stats.segment, kind, segments);
-    } else {
-        sk__stats_lower(pool->stats.reserved_bytes, kind, nbytes);
-        sk__stats_lower(pool->stats.segment, kind, segments);
-    }
-    if (pool->history != NULL) {
-        sk__memory_note(pool, growing ? SK_RING_MAP : SK_RING_UNMAP, address, nbytes);
-    }
-}
-
 static void reserved_change(sk_pool *pool, sk__segment *segment, uintptr_t address, size_t nbytes,
                             bool growing) SK_REQUIRES(pool->lock) {
     if (growing) {

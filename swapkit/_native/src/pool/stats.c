@@ -1,4 +1,4 @@
-/* stats.c - statistics in torch's terms, and the pool's events in the ring. */
+/* stats.c - statistics in torch's terms, and the pool's events in its ring and its history. */
 #include <string.h>
 
 #include "pool/stats.h"
@@ -21,6 +21,8 @@ void sk__ring_note(sk_pool *pool, sk_ring_kind kind, uint64_t nbytes, uint32_t t
 }
 
 void sk__block_note(sk_pool *pool, sk_ring_kind kind, const sk__block *block) {
+    sk_assert(block->lane != NULL && block->nbytes > 0);
+    sk_assert(kind == SK_RING_TAKE || kind == SK_RING_GIVE || kind == SK_RING_FREE);
     sk_ring_event event = {
         .nbytes = block->nbytes,
         .requested_bytes = block->requested_bytes,
@@ -35,8 +37,29 @@ void sk__block_note(sk_pool *pool, sk_ring_kind kind, const sk__block *block) {
     note(pool, pool->history, event);
 }
 
-void sk__memory_note(sk_pool *pool, sk_ring_kind kind, uintptr_t address, size_t nbytes) {
+static void memory_note(sk_pool *pool, sk_ring_kind kind, uintptr_t address, size_t nbytes)
+    SK_REQUIRES(pool->lock) {
+    sk_assert(address % SK_ROUND_BYTES == 0 && nbytes > 0);
     note(pool, pool->history, (sk_ring_event){.nbytes = nbytes, .address = address, .kind = kind});
+}
+
+void sk__committed_change(sk_pool *pool, sk__segment *segment, uintptr_t address, size_t nbytes,
+                          bool growing) {
+    bool was_empty = segment->committed_bytes == 0;
+    sk_assert(growing || nbytes <= segment->committed_bytes);
+    segment->committed_bytes += growing ? nbytes : -nbytes;
+    size_t kind = sk__stat_kind(segment->arena);
+    size_t segments = was_empty != (segment->committed_bytes == 0) ? 1 : 0;
+    if (growing) {
+        sk__stats_raise(pool->stats.reserved_bytes, kind, nbytes);
+        sk__stats_raise(pool->stats.segment, kind, segments);
+    } else {
+        sk__stats_lower(pool->stats.reserved_bytes, kind, nbytes);
+        sk__stats_lower(pool->stats.segment, kind, segments);
+    }
+    if (pool->history != NULL) {
+        memory_note(pool, growing ? SK_RING_MAP : SK_RING_UNMAP, address, nbytes);
+    }
 }
 
 bool sk_pool_has_room(sk_pool *pool, size_t nbytes, bool spares) {

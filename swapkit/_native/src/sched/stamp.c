@@ -19,6 +19,7 @@ static void end_stamp(void *argument) {
 static sk__stamp *stamp_take(sk_sched *sched) SK_REQUIRES(sched->lock) {
     sk__stamp *stamp = sched->spare_stamps;
     if (stamp != NULL) {
+        sk_assert(stamp->ended_ns == 0 || stamp->begun_ns <= stamp->ended_ns);
         sched->spare_stamps = stamp->next;
         return stamp;
     }
@@ -33,6 +34,7 @@ static sk__stamp *stamp_take(sk_sched *sched) SK_REQUIRES(sched->lock) {
 static sk_status call_in_stream(sk_sched *sched, const sk_group *group, void (*call)(void *))
     SK_REQUIRES(sched->lock) {
     sk_backend *backend = sched->backend;
+    sk_assert(group->stamp != NULL);
     return backend->ops.stream_call(backend->self, sched->lanes[group->way].stream, call,
                                     group->stamp);
 }
@@ -54,6 +56,7 @@ void sk__stamp_end(sk_sched *sched, const sk_group *group) {
 
 void sk__stamp_note(sk_sched *sched, sk_group *group, sk_status status) {
     sk__stamp *stamp = group->stamp;
+    sk_assert(stamp != NULL && group->device != NULL);
     group->stamp = NULL;
     if (status != SK_OK) {
         return; /* given up: its calls may still run */
@@ -61,6 +64,7 @@ void sk__stamp_note(sk_sched *sched, sk_group *group, sk_status status) {
     uint64_t ended_ns = atomic_load_explicit(&stamp->ended_ns, memory_order_acquire);
     uint64_t begun_ns = atomic_load_explicit(&stamp->begun_ns, memory_order_relaxed);
     ended_ns = ended_ns != 0 ? ended_ns : sk__now_ns();
+    sk_assert(begun_ns > 0 && begun_ns <= ended_ns);
     if (sched->history != NULL) {
         bool out = group->way == SK_WAY_OUT;
         sk__ring_add(sched->history, (sk_ring_event){

@@ -47,6 +47,37 @@ def read(path: Path) -> list[dict[str, Any]]:
     return check_trace(json.loads(path.read_bytes()))
 
 
+def copies_of(events: list[dict[str, Any]], process: str, thread: str = "") -> list[dict[str, Any]]:
+    """Return the copies of a process, on threads whose names begin with `thread`."""
+    rows = {each["tid"]: each["args"]["name"] for each in events if each["name"] == "thread_name"}
+    return [
+        each
+        for each in slices_of(events, process)
+        if each["cat"] == "copy" and rows[each["tid"]].startswith(thread)
+    ]
+
+
+def total(slices: list[dict[str, Any]], name: str) -> int:
+    return sum(each["args"][name] for each in slices)
+
+
+def values_of(slices: list[dict[str, Any]], name: str) -> set[object]:
+    return {each["args"].get(name) for each in slices}
+
+
+def frames_of(snapshot: dict[str, Any]) -> set[str]:
+    events = snapshot["device_traces"][0]
+    return {frame["name"] for each in events for frame in each["frames"]}
+
+
+def blocks_of(snapshot: dict[str, Any]) -> list[dict[str, Any]]:
+    return [block for segment in snapshot["segments"] for block in segment["blocks"]]
+
+
+def parts_of_model() -> set[str]:
+    return {f"{layer}{part}" for layer in range(6) for part in ("", ".0", ".1")}
+
+
 def memory_of(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         found = unpickle_plain(file)  # runs no code, refuses classes
@@ -69,16 +100,13 @@ def test_steps_when_a_plan_was_followed_then_planned_and_measured(tmp_path: Path
         assert each["dur"] == pytest.approx(record.seconds * 1e6, abs=0.01)
         assert each["args"]["swapped_out_bytes"] == record.swapped_out_bytes
     planned = slices_of(events, "planned step", "compute")
-    assert sum(each["cat"] == "operator" for each in planned) > 20
-    swapped, _ = session.plan.count_moved()
-    copies = [each for each in slices_of(events, "planned step") if each["cat"] == "copy"]
-    assert len(copies) == 2 * swapped > 0
-    parts = {f"{layer}.{part}" for layer in range(6) for part in range(2)}
-    assert {each["args"]["module"] for each in copies} <= parts
     assert min(each["ts"] for each in planned) >= steps[-1]["ts"]  # side by side with it
-    assert [each["name"] for each in slices_of(read(tmp_path / "live.json"), "measured")] == [
-        each["name"] for each in steps
-    ]
+    swapped, _ = session.plan.count_moved()
+    copies = copies_of(events, "planned step")
+    assert len(copies) == 2 * swapped > 0
+    assert values_of(copies, "module") <= parts_of_model()
+    live = slices_of(read(tmp_path / "live.json"), "measured")
+    assert [each["name"] for each in live] == [each["name"] for each in steps]
     packed = gzip.decompress((tmp_path / "ended.json.gz").read_bytes())
     assert packed == (tmp_path / "ended.json").read_bytes()
 
@@ -95,26 +123,15 @@ def test_copies_when_recorded_then_each_with_the_time_that_the_link_took(tmp_pat
         session.export_trace(tmp_path / "run.json")
         stats = session.stats
     events = read(tmp_path / "run.json")
-    out = [
-        each
-        for each in slices_of(events, "measured")
-        if each["cat"] == "copy" and each["tid"] < 200
-    ]
-    back = [
-        each
-        for each in slices_of(events, "measured")
-        if each["cat"] == "copy" and each["tid"] >= 200
-    ]
-    assert sum(each["args"]["bytes"] for each in out) == stats.swapped_out_bytes > 0
-    assert sum(each["args"]["bytes"] for each in back) == stats.swapped_in_bytes > 0
+    out, back = (copies_of(events, "measured", thread) for thread in ("copy out", "copy in"))
+    assert total(out, "bytes") == stats.swapped_out_bytes > 0
+    assert total(back, "bytes") == stats.swapped_in_bytes > 0
     for each in (*out, *back):
         # The link takes at least this long; how much longer is up to the machine.
         assert each["dur"] >= each["args"]["bytes"] / speed * 1e6 * 0.95
-    assert nbytes in {each["args"]["bytes"] for each in out}
-    assert {each["args"].get("module") for each in out} <= {
-        f"{layer}{part}" for layer in range(6) for part in ("", ".0", ".1")
-    }
-    assert {each["args"]["group"] for each in back} <= {each["args"]["group"] for each in out}
+    assert nbytes in values_of(out, "bytes")
+    assert values_of(out, "module") <= parts_of_model()
+    assert values_of(back, "group") <= values_of(out, "group")
     counts = counts_of(events, MEASURED, "device bytes")
     assert max(each["reserved"] for each in counts) <= 4 << 20
 
@@ -138,15 +155,12 @@ def test_memory_when_recorded_then_torchs_viewer_and_our_replay_read_it(
     assert sum(each["total_size"] for each in snapshot["segments"]) == reserved
     assert sum(each["allocated_size"] for each in snapshot["segments"]) == in_use
     found = {
-        (block["address"], block["size"], block["requested_size"])
-        for segment in snapshot["segments"]
-        for block in segment["blocks"]
+        (each["address"], each["size"], each["requested_size"]) for each in blocks_of(snapshot)
     }
     assert found == {(each.address, each.nbytes, each.requested_bytes) for each in blocks}
     actions = {each["action"] for each in snapshot["device_traces"][0]}
     assert {"alloc", "free_requested", "free_completed", "segment_map"} <= actions
-    frames = {frame["name"] for each in snapshot["device_traces"][0] for frame in each["frames"]}
-    assert {"0.0", "5.1"} <= frames
+    assert {"0.0", "5.1"} <= frames_of(snapshot)
     # Torch's own functions.
     for show in (_memory_viz.trace_plot, _memory_viz.segment_plot):
         assert "<html" in show(snapshot) or "<script" in show(snapshot)
@@ -173,8 +187,7 @@ def test_memory_when_the_session_ended_then_as_it_was_at_its_end(tmp_path: Path)
     check_snapshot(snapshot)
     present = {
         block["requested_size"]
-        for segment in snapshot["segments"]
-        for block in segment["blocks"]
+        for block in blocks_of(snapshot)
         if block["state"] == "active_allocated"
     }
     assert max(present) >= (1 << 18) * 4
@@ -193,9 +206,7 @@ def test_memory_when_not_recorded_then_the_blocks_alone(tmp_path: Path) -> None:
     snapshot = memory_of(tmp_path / "memory.pickle")
     check_snapshot(snapshot)
     assert snapshot["device_traces"] == [[]]
-    assert held.data_ptr() in {
-        block["address"] for segment in snapshot["segments"] for block in segment["blocks"]
-    }
+    assert held.data_ptr() in {block["address"] for block in blocks_of(snapshot)}
 
 
 def test_memory_when_more_happens_than_is_kept_then_the_latest_and_still_sound(

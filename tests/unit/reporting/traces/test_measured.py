@@ -101,6 +101,8 @@ def test_copies_when_recorded_then_their_own_times_and_speed() -> None:
         "address": "0x1000",
         "GB_per_s": 2.0,
     }
+    arrow = [(each["ph"], each["tid"], each["ts"]) for each in events if each["ph"] in {"s", "f"}]
+    assert arrow == [("s", first["tid"], 5_000), ("f", back["tid"], 25_000)]  # of group 1
 
 
 def test_pool_when_recorded_then_its_bytes_and_where_it_had_no_room() -> None:

@@ -49,6 +49,18 @@ def events_of(step: PlannedStep, begin_ns: int = 0) -> list[dict[str, Any]]:
     return check_trace(json.loads(json.dumps(document, allow_nan=False)))
 
 
+def names_around(slices: list[dict[str, Any]], inner: dict[str, Any]) -> set[str]:
+    """Return the names of the phases and modules that enclose a slice."""
+    end = inner["ts"] + inner["dur"] - 0.002
+    return {
+        each["name"]
+        for each in slices
+        if each["cat"] in {"phase", "module"}
+        and each["ts"] <= inner["ts"] + 0.002
+        and end <= each["ts"] + each["dur"]
+    }
+
+
 def test_step_when_it_swaps_then_each_copy_has_its_times_bytes_and_reason() -> None:
     step = planned(layered_trace(4), 0.6)
     assert step.schedule is not None
@@ -105,19 +117,11 @@ def test_step_when_operators_run_then_they_lie_inside_their_phase_and_modules() 
     assert [each["args"]["operator"] for each in operators] == list(
         range(len(step.trace.operators))
     )
-    for slice_ in operators:
-        end = slice_["ts"] + slice_["dur"]
-        around = {
-            each["name"]
-            for each in compute
-            if each["cat"] in {"phase", "module"}
-            and each["ts"] <= slice_["ts"] + 0.002
-            and end <= each["ts"] + each["dur"] + 0.002
-        }
-        operator = step.trace.operators[slice_["args"]["operator"]]
+    for each in operators:
+        operator = step.trace.operators[each["args"]["operator"]]
         parts = operator.module.split(".") if operator.module else []
         modules = {".".join(parts[: count + 1]) for count in range(len(parts))}
-        assert {operator.phase.value, *modules} <= around
+        assert {operator.phase.value, *modules} <= names_around(compute, each)
     assert {each["name"] for each in compute if each["cat"] == "phase"} == {
         phase.value for phase in {each.phase for each in step.trace.operators}
     }
