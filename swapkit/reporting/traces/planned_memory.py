@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from swapkit.ir.traces import Storage, Trace
 
 
-class Level(NamedTuple):
+class MemoryLevel(NamedTuple):
     """Bytes from a time on, in seconds from the start of the step."""
 
     seconds: float
@@ -44,7 +44,7 @@ def times_of(trace: Trace) -> OperatorTimes:
 
 def device_levels(
     trace: Trace, times: OperatorTimes, plan: Plan | None = None, schedule: Schedule | None = None
-) -> list[Level]:
+) -> list[MemoryLevel]:
     """Return the bytes in use on the device, whenever they change.
 
     Args:
@@ -71,7 +71,7 @@ def device_levels(
     return _sum_up(changes)
 
 
-def host_levels(plan: Plan, trace: Trace, schedule: Schedule) -> list[Level]:
+def host_levels(plan: Plan, trace: Trace, schedule: Schedule) -> list[MemoryLevel]:
     """Return the bytes of copies on the host, whenever they change; copies on a disk do not count.
 
     A copy counts from its start to the end of the copy back.
@@ -122,7 +122,7 @@ def _stay(begin: float, end: float, nbytes: int) -> list[tuple[float, int]]:
     return [(begin, nbytes), (end, -nbytes)]
 
 
-def _sum_up(changes: list[tuple[float, int]]) -> list[Level]:
+def _sum_up(changes: list[tuple[float, int]]) -> list[MemoryLevel]:
     """Return the levels after all changes at one time."""
     totals: dict[float, int] = {}
     for seconds, change in changes:
@@ -130,5 +130,5 @@ def _sum_up(changes: list[tuple[float, int]]) -> list[Level]:
     level, levels = 0, []
     for seconds in sorted(totals):
         level += totals[seconds]
-        levels.append(Level(seconds, level))
+        levels.append(MemoryLevel(seconds, level))
     return levels
