@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from swapkit._runtime.session.session import Session
-    from swapkit._runtime.session.stats import SessionStats
     from swapkit.ir.machines import Machine
     from swapkit.ir.plans import Plan
+    from swapkit.ir.runs import SessionStats
     from swapkit.ir.traces import Trace
     from swapkit.planning.planner import Policy
 

@@ -135,10 +135,14 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recomputation:
-    """A storage that is recomputed right before `operator`, as part of the work there."""
+    """A storage that is recomputed right before `operator`, as part of the work there.
+
+    `seconds`: the part of that work that no earlier recomputation there did for it.
+    """
 
     storage: int
     operator: int
+    seconds: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

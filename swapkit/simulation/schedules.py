@@ -97,13 +97,21 @@ def _list_recomputations(
     """Return the recomputations, ordered by need, then by birth."""
     recomputed = np.flatnonzero(actions == RECOMPUTE)
     order = np.lexsort((problem.births[recomputed], run.needs[recomputed]))
-    return tuple(
-        Recomputation(
-            storage=int(problem.item_storages[item]),
-            operator=int(problem.slot_operators[run.needs[item]]),
+    ran: set[tuple[int, int]] = set()
+    made = []
+    for item in recomputed[order]:
+        slot = int(run.needs[item])
+        steps = problem.chain_steps[problem.chain_starts[item] : problem.chain_starts[item + 1]]
+        new = {(slot, step) for step in steps.tolist()} - ran
+        ran |= new
+        made.append(
+            Recomputation(
+                storage=int(problem.item_storages[item]),
+                operator=int(problem.slot_operators[slot]),
+                seconds=sum(float(problem.step_seconds[step]) for _, step in sorted(new)),
+            )
         )
-        for item in recomputed[order]
-    )
+    return tuple(made)
 
 
 def _list_stalls(problem: Problem, run: Run) -> tuple[Stall, ...]:

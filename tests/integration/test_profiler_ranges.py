@@ -20,7 +20,7 @@ from tests.support.sessions import Plain, Training, make_training, train_plainly
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from swapkit._runtime.session.stats import SessionStats
+    from swapkit.ir.runs import SessionStats
 
 STEPS = 6
 RANGES = ("swap_out", "swap_in", "swap_in_wait")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from swapkit._native.lives import LayoutStats
     from swapkit._runtime.control.plan_status import PlanStatus
-    from swapkit._runtime.session.stats import SessionStats
+    from swapkit.ir.runs import SessionStats
     from swapkit.reporting.text import Holder
 
 MOST_KINDS = 4  # of steps that are listed, besides the current kind
@@ -47,6 +47,16 @@ def explain(stats: SessionStats, status: PlanStatus, policy: str, outside: Seque
         )
         lines += format_holders(outside)
     return "\n".join(lines)
+
+
+def list_notes(status: PlanStatus) -> list[str]:
+    """Return sentences about waits for copies, other plans that were needed, and other steps."""
+    others = status.other_step_seconds
+    return [
+        *_explain_stalls(status),
+        *_explain_replans(status),
+        *([_describe_others(others)] if others else []),
+    ]
 
 
 def explain_uncollected(holders: Sequence[Holder]) -> list[str]:

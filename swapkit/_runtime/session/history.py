@@ -4,40 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from swapkit.ir.runs import StepRecord
 
 if TYPE_CHECKING:
     from swapkit._runtime.saved.swapper import Swapper
     from swapkit.planning.selection.cases import Stage
 
 STEPS_KEPT = 10_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRecord:
-    """One step of a session.
-
-    Args:
-        step: its number; the session's first step is 1.
-        stage: of the session while it ran: `"warmup"`, `"search"` or `"stable"`.
-        seconds: from the end of the previous step, or the begin of the session, to its own end, on
-            the host: time between steps, such as for loading data or evaluation, is included.
-        peak_bytes: most bytes that the pool reserved meanwhile.
-        rescues: how often memory was freed in the middle of an operator.
-        swapped_out_bytes: copied from the device.
-        swapped_in_bytes: copied back.
-        stall_seconds: that threads waited for copies.
-    """
-
-    step: int
-    stage: str
-    seconds: float
-    peak_bytes: int
-    rescues: int
-    swapped_out_bytes: int
-    swapped_in_bytes: int
-    stall_seconds: float
 
 
 class StepHistory:

@@ -31,10 +31,11 @@ from swapkit._runtime.process.undo import Undo, raise_first
 from swapkit._runtime.saved.eviction import EvictionTerms
 from swapkit._runtime.saved.hooks import Hooks, pop_left
 from swapkit._runtime.session.history import StepHistory
-from swapkit._runtime.session.stats import SessionStats, predictions
+from swapkit._runtime.session.stats import predictions
 from swapkit._runtime.shim.placement import Placement
 from swapkit._runtime.thread_state import thread_state
 from swapkit.ir.plans import Action
+from swapkit.ir.runs import SessionStats
 from swapkit.planning.selection.cases import Stage
 from swapkit.units import format_bytes, format_limit
 

@@ -1,8 +1,8 @@
-"""The statistics of a session, as plain values."""
+"""The statistics of a session as metrics and text, and the part that comes from its plan."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from swapkit.planning.selection.cases import Stage
@@ -10,39 +10,10 @@ from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
     from swapkit._runtime.control.plan_status import PlanStatus
+    from swapkit.ir.runs import SessionStats
 
 # Stages as numbers, which dashboards can plot.
 STAGE_NUMBERS = {stage: number for number, stage in enumerate(Stage)}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionStats:
-    """The statistics of a session so far. Peaks are of reserved bytes; counters accumulate.
-
-    `recomputed_regions` counts every recomputation of a part or of a single operator.
-    `step_seconds` is the median of the latest steps of the current kind, each from its first
-    forward on. The predictions are for the plan in use; None: there is no plan. No plan for the
-    budget has faster steps than `bound_step_seconds`. Without a budget a step would take
-    `unlimited_step_seconds`.
-    """
-
-    budget_bytes: int
-    peak_bytes: int
-    steps: int
-    oom_rescues: int
-    swapped_out_bytes: int
-    swapped_in_bytes: int
-    recomputed_regions: int
-    stall_seconds: float
-    host_peak_bytes: int
-    disk_peak_bytes: int
-    replans: int = 0
-    step_seconds: float | None = None
-    predicted_step_seconds: float | None = None
-    predicted_peak_bytes: int | None = None
-    predicted_reserved_bytes: int | None = None
-    bound_step_seconds: float | None = None
-    unlimited_step_seconds: float | None = None
 
 
 def list_metrics(stats: SessionStats, stage: Stage, prefix: str) -> dict[str, int | float]:

@@ -8,8 +8,8 @@ from swapkit._runtime.control.plan_status import PlanStatus
 from swapkit._runtime.execution.plan_checks import pace
 from swapkit._runtime.session import explanation as explaining
 from swapkit._runtime.session.explanation import explain
-from swapkit._runtime.session.stats import SessionStats
 from swapkit.ir.machines import Machine
+from swapkit.ir.runs import SessionStats
 from swapkit.planning.planner import make_plan
 from swapkit.planning.search.trade_offs import TradeOff
 from swapkit.simulation.lowering import lower
