@@ -39,6 +39,12 @@ def has_npu() -> bool:
     return bool(getattr(getattr(torch, "npu", None), "is_available", bool)())
 
 
+def has_chromium() -> bool:
+    from tests.support.chromium import why_no_chromium
+
+    return not why_no_chromium()
+
+
 def is_pool_installed() -> bool:
     allocators = sys.modules.get("swapkit._runtime.allocators.installation")
     cpu = None if allocators is None else allocators._cpu
@@ -99,6 +105,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     needs: dict[str, tuple[Callable[[], bool], str]] = {
         "gpu": (has_gpu, "no NVIDIA GPU"),
         "npu": (has_npu, "no Ascend NPU"),
+        "chromium": (has_chromium, "no Chromium with chromedriver and selenium"),
         "download": (lambda: bool(item.config.getoption("--download")), "without --download"),
     }
     for marker, (available, reason) in needs.items():

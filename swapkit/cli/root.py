@@ -16,6 +16,7 @@ from swapkit.cli.estimate_script import estimate
 from swapkit.cli.machine import machine
 from swapkit.cli.plan_trace import plan
 from swapkit.cli.replay import replay
+from swapkit.cli.report import report
 from swapkit.cli.run import run
 
 if TYPE_CHECKING:
@@ -76,7 +77,17 @@ def root(ctx: click.Context, *, cflags: bool, libs: bool, compat: bool) -> int:
     return DONE
 
 
-_COMMANDS: tuple[CliCommand, ...] = (run, doctor, estimate, plan, machine, replay, build, demo)
+_COMMANDS: tuple[CliCommand, ...] = (
+    run,
+    doctor,
+    estimate,
+    plan,
+    report,
+    machine,
+    replay,
+    build,
+    demo,
+)
 for _command in _COMMANDS:
     root.add_command(_command)
 

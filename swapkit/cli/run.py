@@ -16,6 +16,7 @@ from swapkit.cli.script import Script
 from swapkit.cli.torch_import import when_torch_is_imported
 from swapkit.errors import InvalidArgument, SwapkitError
 from swapkit.reporting.machines import format_seconds
+from swapkit.reporting.reports import check_target
 from swapkit.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -54,11 +55,14 @@ class RunOptions:
 
         Raises:
             InvalidArgument: an amount cannot be parsed, or a file or folder does not exist.
+            MissingPackage: a report as a page needs Bokeh.
         """
         if self.budget != _AUTO:
             parse_bytes(self.budget, whole_bytes=_ANY_WHOLE_BYTES, name="--budget")
         if self.plan is not None and not Path(self.plan).is_file():
             raise InvalidArgument(f"--plan {self.plan!r}: there is no such file")
+        if self.report is not None:
+            check_target(self.report)
         files = {"--save-plan": self.save_plan, "--report": self.report, "--trace": self.trace}
         for name, file in files.items():
             if file is not None and not Path(file).parent.is_dir():
@@ -108,7 +112,7 @@ class Refused(BaseException):
 @click.option("--device", help='E.g. "cpu" or "cuda:1" (default: an accelerator if present).')
 @click.option("--plan", metavar="FILE", help="Follow the plan in this file.")
 @click.option("--save-plan", metavar="FILE", help="Write the plan, for --plan.")
-@click.option("--report", metavar="FILE.html", help="Write a report about the training.")
+@click.option("--report", metavar="FILE", help="Write a report (.html), or its data (.json).")
 @click.option("--trace", metavar="FILE.json", help="Write a step's timeline for Perfetto.")
 @click.option("-m", "is_module", is_flag=True, help="Run a module, as python -m does.")
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")

@@ -1,4 +1,4 @@
-"""Strict reading and human-readable, atomic writing of JSON files."""
+"""Strict reading of JSON files; human-readable, atomic writing of JSON and of text."""
 
 from __future__ import annotations
 
@@ -58,6 +58,11 @@ def write_document(path: str | os.PathLike[str], document: dict[str, object]) ->
         file.write(b"\n")
 
     write_file(path, write)
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write a text as UTF-8, atomically; raises as `write_document` does."""
+    write_file(path, lambda file: file.write(text.encode()))
 
 
 def write_file(path: str | os.PathLike[str], write: Callable[[BinaryIO], object]) -> None:

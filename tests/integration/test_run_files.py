@@ -50,6 +50,13 @@ def test_files_when_asked_for_then_written_and_named_by_rank(tmp_path: Path) -> 
     assert plan.budget_bytes <= 4 << 20
 
 
+def test_report_when_its_name_is_wrong_then_refused_before_the_script_runs(tmp_path: Path) -> None:
+    done = run(tmp_path, "--budget", "4MiB", "--report", "run.pdf")
+    assert done.returncode == 2
+    assert done.stderr.startswith("swapkit run: path='run.pdf': expected a name that ends in .html")
+    assert done.stderr.count("\n") == 1
+
+
 def test_budget_when_it_is_chosen_then_what_is_free(tmp_path: Path) -> None:
     done = run(tmp_path, "--budget", "auto")
     assert done.returncode == 0, done.stderr

@@ -22,6 +22,7 @@ GUIDES = (
     "docs/operators.md",
     "docs/planning.md",
     "docs/replay.md",
+    "docs/report.md",
 )  # their Python runs
 DOCUMENTS = (
     *GUIDES,

@@ -9,10 +9,13 @@ from swapkit._runtime.allocators.memory_holders import find_outside, find_uncoll
 from swapkit._runtime.control.plan_status import PlanStatus
 from swapkit._runtime.session import memory_history
 from swapkit._runtime.session.explanation import explain, explain_layout, explain_uncollected
+from swapkit._runtime.session.reports import gather, tell_plan
 from swapkit._runtime.session.stats import list_metrics, summarize
 from swapkit._runtime.session.trace_files import TraceSources, check_suffix, write_trace_file
 from swapkit.errors import SessionError
 from swapkit.ir.codec import write_planned
+from swapkit.reporting.html.card import STEPS_SHOWN, render_card, render_new
+from swapkit.reporting.reports import check_target, write_report
 from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -20,13 +23,13 @@ if TYPE_CHECKING:
 
     from swapkit._runtime.allocators.installed_pool import Installation
     from swapkit._runtime.control.session_config import SessionConfig
-    from swapkit._runtime.session.history import StepRecord
     from swapkit._runtime.session.life import SessionLife
     from swapkit._runtime.session.memory_history import MemoryRecording
-    from swapkit._runtime.session.stats import SessionStats
     from swapkit.ir.plans import Plan
     from swapkit.ir.pool_histories import PoolHistory
+    from swapkit.ir.runs import SessionStats, StepRecord
     from swapkit.ir.traces import Trace
+    from swapkit.reporting.run_records import RunRecord
 
 NOT_ACTIVE = "this session is not active: use `with swapkit.budget(...) as s:`"
 
@@ -137,6 +140,33 @@ class SessionResults:
         texts = [text, *uncollected, *places, *threads, *advice]
         return "\n".join(texts)
 
+    def report(self, path: str | os.PathLike[str]) -> None:
+        """Write a report of the session so far: a page that works offline, or its data.
+
+        The page shows memory over a step, the lanes of computing and copying, the decisions with
+        their reasons, the effect of other budgets, and all steps. Without a plan, it shows what
+        there is and says why the rest is missing. Other budgets are planned for, which may take
+        seconds. Call it on any thread, during the session or after it.
+
+        Args:
+            path: the file to write. `"run.html"`: the page. `"run.json"`: the data, from which
+                `swapkit report run.json` draws the page later, or on another computer.
+
+        Raises:
+            SessionError: the session was not entered yet.
+            InvalidArgument: `path` does not end in .html or .json.
+            MissingPackage: the page needs Bokeh, which is not installed.
+            DiskError: the file cannot be written; its previous content stays.
+
+        Example:
+            >>> import swapkit
+            >>> with swapkit.budget("64MiB") as session:
+            ...     session.mark_step()
+            >>> session.report("run.json")  # doctest: +SKIP
+        """
+        check_target(path)
+        write_report(path, self._gather())
+
     def save_plan(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to a file, for `swapkit.budget(..., plan=path)`.
 
@@ -206,6 +236,26 @@ class SessionResults:
             memory=memory_history.read_history(installation) if is_recorded else self._final_memory,
         )
         write_trace_file(path, suffix, sources)
+
+    def _gather(self) -> RunRecord:
+        stats = self.stats
+        assert self._installation is not None
+        return gather(
+            self._installation,
+            stats,
+            self._look(),
+            self.history,
+            policy=self._policy_name,
+            is_ended=not self.is_active,
+        )
+
+    def _repr_html_(self) -> str:
+        """Return a small card for notebooks."""
+        if self._active is None and self._final is None:
+            return render_new(self.limit_bytes)
+        state = self.stage if self.is_active else "ended"
+        plan_text = tell_plan(self._look(), self.limit_bytes)
+        return render_card(self.stats, state, plan_text, self.history[-STEPS_SHOWN:])
 
     def __repr__(self) -> str:
         if self._active is None and self._final is None:

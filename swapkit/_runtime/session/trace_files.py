@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from swapkit._runtime.control.plan_status import PlanStatus
-    from swapkit._runtime.session.history import StepRecord
     from swapkit.ir.pool_histories import PoolHistory
+    from swapkit.ir.runs import StepRecord
 
 _STEPS = (".json", ".json.gz")
 _MEMORY = ".pickle"

@@ -1,0 +1,1 @@
+"""The report of a session as one HTML page that works offline, and as a small card."""

@@ -1,0 +1,203 @@
+"""The report in a real browser without a network: drawn, without an error, and it reacts."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from swapkit.reporting.html.page import render_page
+from tests.support.chromium import open_browser, open_page
+from tests.support.run_records import make_record, rename
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.chromium
+
+FIGURES = ("memory", "lanes", "budgets", "times", "peaks", "rescues")
+HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
+# The share of pixels of a figure that are not its background, on a canvas of Bokeh.
+INKED = """
+const found = [];
+const look = (node) => {
+  if (node instanceof HTMLCanvasElement) found.push(node);
+  if (node.shadowRoot) look(node.shadowRoot);
+  for (const child of node.children ?? []) look(child);
+};
+look(arguments[0]);
+return Math.max(0, ...found.filter((each) => each.width * each.height > 0).map((canvas) => {
+  const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+  let inked = 0;
+  for (let at = 3; at < pixels.length; at += 4) inked += pixels[at] > 0;
+  return inked / (pixels.length / 4);
+}));
+"""
+AXIS_COLOURS = """
+return Bokeh.documents.flatMap((page) => [...page.all_models])
+  .filter((model) => model.type === "LinearAxis")
+  .map((model) => model.major_label_text_color);
+"""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with open_browser(tmp_path_factory.mktemp("profile")) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "run.html"
+    path.write_text(render_page(make_record()), encoding="utf-8")
+    return path
+
+
+def problems(driver: Any) -> list[str]:
+    return [each["message"] for each in driver.get_log("browser") if each["level"] != "INFO"]
+
+
+def requests(driver: Any) -> list[str]:
+    """Return the addresses that the browser asked for since the last call; inline data aside."""
+    messages = [json.loads(each["message"])["message"] for each in driver.get_log("performance")]
+    urls = [
+        each["params"]["request"]["url"]
+        for each in messages
+        if each["method"] == "Network.requestWillBeSent"
+    ]
+    return [url for url in urls if not url.startswith("data:")]
+
+
+def visible_rows(driver: Any) -> list[str]:
+    script = (
+        "return Array.from(document.querySelectorAll('#decisions tbody tr'))"
+        ".filter((row) => !row.hidden).map((row) => row.cells[0].textContent)"
+    )
+    found: list[str] = driver.execute_script(script)
+    return found
+
+
+def column(driver: Any, number: int) -> list[float]:
+    script = (
+        "return Array.from(document.querySelectorAll('#decisions tbody tr'))"
+        ".map((row) => Number(row.cells[arguments[0]].dataset.v))"
+    )
+    found: list[float] = driver.execute_script(script, number)
+    return found
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_page_when_opened_then_every_figure_is_drawn_without_an_error_or_a_request(
+    browser: Any, page: Path, scheme: str, record_property: Any
+) -> None:
+    requests(browser)
+    problems(browser)
+    milliseconds = open_page(browser, page, scheme=scheme)
+    record_property("milliseconds", milliseconds)
+    assert problems(browser) == []
+    assert requests(browser) == [page.as_uri()]
+    for name in FIGURES:
+        plot = browser.find_element("id", f"plot-{name}")
+        assert browser.execute_script(INKED, plot) > 0.01, name
+    wide = browser.execute_script(
+        "return document.documentElement.scrollWidth > document.documentElement.clientWidth"
+    )
+    assert not wide, "the page is wider than the window"
+
+
+def test_page_when_the_scheme_changes_then_colours_follow_and_the_button_overrules(
+    browser: Any, page: Path
+) -> None:
+    open_page(browser, page, scheme="light")
+    background = "return getComputedStyle(document.body).backgroundColor"
+    assert browser.execute_script(background) == "rgb(255, 255, 255)"
+    assert set(browser.execute_script(AXIS_COLOURS)) == {"#1f2933"}
+    browser.find_element("id", "theme").click()
+    assert browser.execute_script(background) == "rgb(20, 25, 31)"
+    assert set(browser.execute_script(AXIS_COLOURS)) == {"#e4e7eb"}
+    browser.find_element("id", "theme").click()
+    assert set(browser.execute_script(AXIS_COLOURS)) == {"#1f2933"}
+    open_page(browser, page, scheme="dark")
+    assert browser.execute_script(background) == "rgb(20, 25, 31)"
+    assert set(browser.execute_script(AXIS_COLOURS)) == {"#e4e7eb"}
+    assert problems(browser) == []
+
+
+def test_table_when_searched_then_only_rows_with_all_the_words(browser: Any, page: Path) -> None:
+    open_page(browser, page)
+    whole = visible_rows(browser)
+    search = browser.find_element("id", "filter")
+    search.send_keys("LAYERS.1 mlp")
+    found = visible_rows(browser)
+    assert 0 < len(found) < len(whole)
+    assert all("layers.1.mlp" in each for each in found)
+    shown = browser.find_element("id", "count").text
+    assert shown == f"{len(found)} of {len(whole)} rows"
+    search.clear()
+    search.send_keys("no such module")
+    assert visible_rows(browser) == []
+    search.clear()
+    search.send_keys(" ")
+    assert visible_rows(browser) == whole
+
+
+def test_table_when_a_heading_is_clicked_then_sorted_by_it_and_then_the_other_way(
+    browser: Any, page: Path
+) -> None:
+    open_page(browser, page)
+    heads = browser.find_elements("css selector", "#decisions thead button")
+    size = [each.text for each in heads].index("size")
+    heads[size].click()
+    assert column(browser, size) == sorted(column(browser, size), reverse=True)
+    head = browser.find_elements("css selector", "#decisions thead th")[size]
+    assert head.get_attribute("aria-sort") == "descending"
+    heads[size].click()
+    assert column(browser, size) == sorted(column(browser, size))
+    assert len(set(column(browser, size))) > 1
+    heads[0].click()
+    names = visible_rows(browser)
+    assert names[0] < names[-1]
+    assert head.get_attribute("aria-sort") is None
+
+
+def test_figures_when_one_is_zoomed_then_the_other_follows(browser: Any, page: Path) -> None:
+    open_page(browser, page)
+    ranges = """
+    const [page] = Bokeh.documents;
+    const [memory, lanes] = page.roots();
+    memory.x_range.setv({ start: memory.x_range.end / 4, end: memory.x_range.end / 2 });
+    return [memory.x_range.start === lanes.x_range.start, memory.x_range.end === lanes.x_range.end];
+    """
+    assert browser.execute_script(ranges) == [True, True]
+
+
+def test_page_when_printed_then_as_wide_as_on_the_screen_with_few_rows(
+    browser: Any, page: Path
+) -> None:
+    open_page(browser, page)
+    printed = browser.execute_cdp_cmd(
+        "Page.printToPDF", {"preferCSSPageSize": True, "printBackground": True}
+    )
+    assert len(printed["data"]) > 50_000
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    shown = browser.execute_script(
+        "return Array.from(document.querySelectorAll('#decisions tbody tr'))"
+        ".filter((row) => row.offsetHeight > 0).length"
+    )
+    assert shown <= 60
+    assert not browser.find_element("id", "filter").is_displayed()
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
+def test_page_when_names_are_hostile_then_nothing_of_them_runs(
+    browser: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "hostile.html"
+    path.write_text(render_page(rename(make_record(), HOSTILE)), encoding="utf-8")
+    problems(browser)
+    open_page(browser, path)
+    assert browser.execute_script("return window.hacked") is None
+    assert problems(browser) == []
+    assert any(each.startswith(HOSTILE) for each in visible_rows(browser))
