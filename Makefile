@@ -9,6 +9,8 @@
 #   make check    format, lint, types, floors, static analysis, sanitisers
 #   make check-quick  of these format, lint, types, floors and clang-tidy
 #   make format   rewrite the sources in the house format
+#   make docs     the documentation site, in build/docs; a warning is an error
+#   make docs-links  look up the links that leave the site; needs the network
 #   make bench    every benchmark, one after the other
 #   make gpu      prove and measure on an NVIDIA GPU, without .venv: benchmarks/gpu/README.md
 #   make virtual  ways to train, compared on a virtual GPU: benchmarks/virtual/README.md
@@ -23,6 +25,7 @@ PIP_INSTALL := $(BIN)/python -m pip install -qq -c constraints.txt
 # Made when the project runs, demo included; when tests and checks run, too.
 READY_DEMO := $(VENV)/.ready-demo
 READY := $(VENV)/.ready
+READY_DOCS := $(VENV)/.ready-docs
 ARGS ?=
 # Of `make test-fast`: what needs neither long training nor a compiler.
 FAST := tests/unit tests/contract tests/fault tests/golden tests/property
@@ -65,6 +68,14 @@ comma := ,
 SANITISED = SWAPKIT_DEBUG=1 XDG_CACHE_HOME=$(CURDIR)/build/$(1)
 BUILD_SANITISED = CXX="g++ -g -fsanitize=$(2)" $(SANITISED) \
 	$(BIN)/python -c "from swapkit._runtime.shim import build; build.build_shim()"
+# An extra's packages, without the project.
+INSTALL_EXTRA = $(BIN)/python -c 'import pathlib, tomllib; project = tomllib.loads(pathlib.Path("pyproject.toml") \
+	.read_text())["project"]; print(*project["optional-dependencies"]["$(1)"], sep="\n")' >$(VENV)/$(1).txt \
+	&& $(PIP_INSTALL) -r $(VENV)/$(1).txt
+# The site's sources are laid out anew each time; Sphinx reads those that changed.
+SPHINX = $(BIN)/python -m tools.stage_docs build/docs-source && $(BIN)/python -m sphinx -q -W --keep-going \
+	-d build/docs-trees/$(1) -b $(1) $(2) build/docs-source build/$(3) \
+	|| { rm -rf build/docs-trees/$(1); exit 1; }
 TEST_SANITISED = $(SANITISED) LD_PRELOAD="$$(for name in $(2); do gcc -print-file-name=lib$$name.so; done \
 	| xargs)" $(BIN)/python -m pytest -q -p no:cacheprovider $(SHIM_TESTS)
 
@@ -72,7 +83,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 MAKEFLAGS += --no-print-directory
 
 .PHONY: setup demo test test-fast test-slow check check-quick check-python check-style \
-	check-c check-sanitisers check-shim format bench gpu virtual npu clean
+	check-c check-sanitisers check-shim format docs docs-links bench gpu virtual npu clean
 
 setup: $(READY)
 	@:
@@ -88,9 +99,13 @@ $(READY_DEMO): pyproject.toml setup.py build_native.py constraints.txt $(C_SOURC
 # The extra's packages alone: with the project it would compile the native core once more.
 $(READY): $(READY_DEMO)
 	@echo "setup: what tests and checks need"
-	@$(BIN)/python -c 'import pathlib, tomllib; project = tomllib.loads(pathlib.Path("pyproject.toml") \
-		.read_text())["project"]; print(*project["optional-dependencies"]["dev"], sep="\n")' >$(VENV)/dev.txt
-	@$(PIP_INSTALL) -r $(VENV)/dev.txt
+	@$(call INSTALL_EXTRA,dev)
+	@touch $@
+
+# `make docs` needs the packages that tutorials use, and those are in dev.
+$(READY_DOCS): $(READY)
+	@echo "setup: what the documentation needs"
+	@$(call INSTALL_EXTRA,docs)
 	@touch $@
 
 demo: $(READY_DEMO)
@@ -153,6 +168,13 @@ check-shim: setup
 format: setup
 	@$(BIN)/ruff format -q
 	@$(BIN)/clang-format -i $(FORMATTED)
+
+docs: $(READY_DOCS)
+	@$(call SPHINX,html,,docs)
+	@$(BIN)/python -m tools.check_site build/docs
+
+docs-links: $(READY_DOCS)
+	@$(call SPHINX,linkcheck,-D plot_gallery=0,docs-links)
 
 bench: setup
 	@set -e; for file in benchmarks/[!_]*.py; do echo "== $$file"; $(BIN)/python $$file; done
