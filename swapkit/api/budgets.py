@@ -116,7 +116,7 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
         bind_cpus: run this thread, and those that compute gradients and copy for it, on the CPUs
             near the device until the session ends; threads and processes started meanwhile, such as
             `DataLoader` workers, inherit them. None: if CPU_BINDING_NUM or CPU_AFFINITY_CONF asks
-            for it (`docs/choices.md`). Without effect for the device `"cpu"`.
+            for it (`docs/environment.md`). Without effect for the device `"cpu"`.
         on_step: called with the session after each step, on the thread that ended it, e.g. to log
             `session.metrics()` or `session.history[-1]`. What it raises, `optimizer.step()` or
             `session.mark_step()` raises; the step itself is complete.

@@ -246,7 +246,7 @@ KEYS: dict[str, AllocatorKey] = {
 
 
 def format_keys() -> str:
-    """Return the table of all keys, in Markdown; `docs/choices.md` contains it.
+    """Return the table of all keys, in Markdown; `docs/environment.md` contains it.
 
     Example:
         >>> print(format_keys().splitlines()[0])

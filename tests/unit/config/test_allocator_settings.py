@@ -19,7 +19,7 @@ from swapkit.config.allocator_settings import (
 from swapkit.errors import InvalidArgument
 
 MIB = 1 << 20
-DOCUMENT = Path(__file__).parents[3] / "docs" / "choices.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "environment.md"
 
 
 def test_settings_when_nothing_is_set_then_the_defaults() -> None:
@@ -270,7 +270,7 @@ def test_page_size_when_the_device_is_no_npu_then_reported_as_without_effect(
 
 def test_documentation_when_read_then_it_has_the_table_of_keys() -> None:
     assert format_keys() in DOCUMENT.read_text(), (
-        "run python -m swapkit.config.allocator_keys, and replace the table in docs/choices.md"
+        "run python -m swapkit.config.allocator_keys, and replace the table in docs/environment.md"
     )
 
 
