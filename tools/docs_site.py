@@ -19,13 +19,9 @@ if TYPE_CHECKING:
 # From the first steps to the deep end.
 TUTORIALS = (
     "first_budget",
-    "which_budget",
-    "reading_the_report",
     "choices_by_hand",
     "selective_recompute_with_offload",
     "optimizer_states",
-    "fine_tuning_with_transformers",
-    "training_with_lightning",
     "custom_kernel",
     "planning_without_the_machine",
     "your_own_policy",
