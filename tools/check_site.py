@@ -55,9 +55,11 @@ def find_complaints(site: Path) -> list[str]:
     complaints = []
     for file, page in pages.items():
         name = file.relative_to(site)
-        for target in (*page.targets, *page.loaded):
-            if not is_there(target, file, pages):
-                complaints.append(f"{name} links to {target}, which does not exist")
+        complaints += [
+            f"{name} links to {target}, which does not exist"
+            for target in (*page.targets, *page.loaded)
+            if not is_there(target, file, pages)
+        ]
         complaints += [f"{name} loads {each}" for each in page.loaded if is_remote(each)]
     for sheet in sorted(site.rglob("*.css")):
         remote = _IMPORT.findall(sheet.read_text(encoding="utf-8"))

@@ -1,7 +1,8 @@
-"""The project's part of the documentation build, as an extension of Sphinx; `docs/conf.py` names it.
+"""The project's part of the documentation build, an extension of Sphinx that `docs/conf.py` names.
 
-Docstrings mark code as Markdown does, with one backtick; Sphinx expects two. Napoleon takes the text
-before a colon in a section `Returns` for a type, but types are in the signatures.
+Docstrings mark code as Markdown does, with one backtick; Sphinx expects two. Napoleon takes the
+text before a colon in a section `Returns` for a type, but types are in the signatures. A docstring
+names pages by their files; the site links to them.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ TUTORIALS = (
 )
 BEFORE_NAPOLEON = 400  # which uses Sphinx's usual priority, 500
 _RETURNS = re.compile(r"^Returns:\n((?: {4}.*\n|\n(?= {4}))+)", re.MULTILINE)
+_PAGE = re.compile(r"(?:``)?\bdocs/([\w/-]+)\.md\b(?:``)?")
 _CODE = re.compile(r"(?<![`:\w])`([^`]+)`(?![`\w])")
 
 
@@ -50,6 +52,7 @@ def mark_code(_app: Sphinx, what: str, *rest: Any) -> None:
     """Rewrite a docstring in place: its code, and in a module's also its indented blocks."""
     lines: list[str] = rest[-1]
     text = _CODE.sub(r"``\1``", "\n".join(lines))
+    text = _PAGE.sub(r":doc:`\1 </\1>`", text)
     text = _RETURNS.sub(lambda found: f":returns:\n{found[1]}\n", text)
     if what == "module":
         text = re.sub(r"(?<=\n)\n(?=    \S)", "\n::\n\n", text, count=1)

@@ -3,8 +3,8 @@
 The pages under docs/ are written for readers of the repository, so their links lead to files beside
 and above them. Sphinx knows only what is inside its source folder. This copies docs/ to FOLDER and
 everything else that the pages link to into FOLDER/project, as pages, and points the links there.
-Tutorials lead to the pages that sphinx-gallery makes of them. Unchanged files are not written again,
-so Sphinx reads only what changed.
+Tutorials lead to the pages that sphinx-gallery makes of them. Unchanged files are not written
+again, so Sphinx reads only what changed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -86,14 +87,15 @@ class Site:
 
     def _redirect(self, text: str, source: PurePosixPath) -> str:
         """Return the text of a page, with its links as they are in the site."""
+        redirect = partial(self._redirect_one, source=source)
         lines, fence = [], ""
         for line in text.splitlines(keepends=True):
             mark = _FENCE.match(line)
-            if mark is not None and (not fence or mark[1].startswith(fence)):
+            is_fence = mark is not None and (not fence or mark[1].startswith(fence))
+            if mark is not None and is_fence:
                 fence = "" if fence else mark[1]
-            elif not fence:
-                line = _CODE_OR_TARGET.sub(lambda found: self._redirect_one(found, source), line)
-            lines.append(line)
+            is_prose = not fence and not is_fence
+            lines.append(_CODE_OR_TARGET.sub(redirect, line) if is_prose else line)
         return "".join(lines)
 
     def _redirect_one(self, found: re.Match[str], source: PurePosixPath) -> str:

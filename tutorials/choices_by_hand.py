@@ -2,8 +2,9 @@
 Choices by hand
 ===============
 
-A session decides by itself. Where you know better, you say so: keep, swap or recompute a part of the
-model. Plans follow such choices, and without a budget they work alone. Results have the same bits.
+A session decides by itself. Where you know better, you say so: keep, swap or recompute a part of
+the model. Plans follow such choices, and without a budget they work alone. Results have the same
+bits.
 """
 
 import torch
@@ -55,8 +56,8 @@ print(f"no choices: {plain_peak / MIB:.0f} MiB")
 # Swap
 # ----
 #
-# ``offload`` sends what a part saves to the host, and brings it back for backward. A pattern names
-# submodules by their whole path.
+# ``offload`` sends what a part saves to the host, and brings it back for backward. A pattern
+# names submodules by their whole path.
 
 swapkit.offload(model, r"layers\.[0-3]")
 gradients, peak = run(model)
@@ -81,8 +82,8 @@ assert all(torch.equal(one, other) for one, other in zip(gradients, plain, stric
 # Which choice holds
 # ------------------
 #
-# Several choices may meet at one part. The table shows each with its source, whether it holds, and
-# why not.
+# Several choices may meet at one part. The table shows each with its source, whether it holds,
+# and why not.
 
 swapkit.choices(model).remove()
 swapkit.checkpoint(model, r"layers\.[01]")
@@ -111,8 +112,8 @@ print(swapkit.choices(activation))
 # Under a budget
 # --------------
 #
-# The session plans around the choices: what is kept by hand is never moved, what is recomputed by hand
-# is not part of the plan.
+# The session plans around the choices: what is kept by hand is never moved, what is recomputed by
+# hand is not part of the plan.
 
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 with swapkit.budget(int(0.7 * plain_peak), model, optimizer) as session:

@@ -2,9 +2,10 @@
 A kernel of your own in C++
 ===========================
 
-swapkit sees every operator that torch runs. It does not see a kernel that a C++ function runs on a
-tensor's memory. A few lines announce it: its operands are held while it runs, what it overwrites is
-known, and reports call its memory by its name. The same lines work in a CUDA source.
+swapkit sees every operator that torch runs. It does not see a kernel that a C++ function runs on
+a tensor's memory. A few lines announce it: its operands are held while it runs, what it
+overwrites is known, and reports call its memory by its name. The same lines work in a CUDA
+source.
 """
 
 import subprocess
@@ -22,9 +23,10 @@ swapkit.install(device="cpu")
 # The operator
 # ------------
 #
-# ``swapkit.hpp`` is a header. The operator announces itself in its scope: which tensors it reads, and which
-# it made. ``TORCH_LIBRARY`` makes it callable from Python; torch's dispatcher then also calls it under
-# autocast, in ``torch.compile`` and so on. The gradient is an ``autograd.Function``.
+# ``swapkit.hpp`` is a header. The operator announces itself in its scope: which tensors it reads,
+# and which it made. ``TORCH_LIBRARY`` makes it callable from Python; torch's dispatcher then also
+# calls it under autocast, in ``torch.compile`` and so on. The gradient is an
+# ``autograd.Function``.
 
 SOURCE = """
 #include <ATen/core/Tensor.h>
@@ -52,8 +54,9 @@ TORCH_LIBRARY(tutorial, library) { library.def("scale_and_square", &scale_and_sq
 # Building
 # --------
 #
-# ``python -m swapkit --cflags --libs`` prints the options of the compiler. ``torch.utils.cpp_extension``
-# and CMake work as well; examples/operators in the repository has a file for each.
+# ``python -m swapkit --cflags --libs`` prints the options of the compiler.
+# ``torch.utils.cpp_extension`` and CMake work as well; examples/operators in the repository has a
+# file for each.
 
 
 def build(source, folder):
@@ -107,8 +110,8 @@ torch.testing.assert_close(gradient, 6 * x)
 # Under a budget
 # --------------
 #
-# The operator is one like any other now: what it saves is swapped, and what it makes counts under its
-# name.
+# The operator is one like any other now: what it saves is swapped, and what it makes counts under
+# its name.
 
 
 class Layer(torch.nn.Module):
@@ -136,8 +139,8 @@ assert session.stats.swapped_out_bytes > 0
 # From Python
 # -----------
 #
-# A kernel that Python calls (through ctypes, cffi, numpy or Triton) needs an announcement only if it
-# overwrites a tensor in place:
+# A kernel that Python calls (through ctypes, cffi, numpy or Triton) needs an announcement only if
+# it overwrites a tensor in place:
 
 data = torch.ones(1024)
 with swapkit.op("halve", data) as op:

@@ -10,9 +10,9 @@ the bytes, and the same program trains within them, with the same losses to the 
 # Install first
 # -------------
 #
-# swapkit allocates the memory of tensors itself, so that it can promise a limit. Tensors made before
-# ``install`` are outside the budget; so it comes before the model. Without an argument, ``install``
-# takes the accelerator that torch reports, and the CPU if there is none.
+# swapkit allocates the memory of tensors itself, so that it can promise a limit. Tensors made
+# before ``install`` are outside the budget; so it comes before the model. Without an argument,
+# ``install`` takes the accelerator that torch reports, and the CPU if there is none.
 
 import torch
 
@@ -46,8 +46,8 @@ def train(model, optimizer, steps=12):
 # What does the loop need?
 # ------------------------
 #
-# ``memory_stats`` has the names that torch uses for a GPU. *Reserved* bytes are what the device is
-# asked for, so they decide whether a run fits.
+# ``memory_stats`` has the names that torch uses for a GPU. *Reserved* bytes are what the device
+# is asked for, so they decide whether a run fits.
 
 MIB = 1 << 20
 plain_losses = train(*make_training())
@@ -80,9 +80,9 @@ print(losses[0], losses[-1])
 # What happened?
 # --------------
 #
-# The session watched one step, planned which tensors to keep, to swap out and to recompute, tried the
-# plans, and followed the fastest one that held. ``explain`` says what it decided for each place of the
-# model that saves tensors, and why.
+# The session watched one step, planned which tensors to keep, to swap out and to recompute, tried
+# the plans, and followed the fastest one that held. ``explain`` says what it decided for each
+# place of the model that saves tensors, and why.
 
 print(session.explain())
 
@@ -90,9 +90,9 @@ print(session.explain())
 # Without the session, in the same memory
 # ---------------------------------------
 #
-# ``install(limit=...)`` limits the whole process and moves nothing. It shows what would have happened:
-# plain training does not fit. The error names the largest holders of memory, and training can go on
-# afterwards.
+# ``install(limit=...)`` limits the whole process and moves nothing. It shows what would have
+# happened: plain training does not fit. The error names the largest holders of memory, and
+# training can go on afterwards.
 
 del model, optimizer
 swapkit.install(limit, device="cpu")

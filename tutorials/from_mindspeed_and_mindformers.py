@@ -2,8 +2,8 @@
 From MindSpeed and MindFormers
 ==============================
 
-A configuration document of MindFormers, and the memory flags of MindSpeed and Megatron, work on ordinary
-torch models. Both make choices for parts of the model; the table shows which.
+A configuration document of MindFormers, and the memory flags of MindSpeed and Megatron, work on
+ordinary torch models. Both make choices for parts of the model; the table shows which.
 """
 
 import argparse
@@ -67,8 +67,9 @@ class Model(torch.nn.Module):
 # A document of MindFormers
 # -------------------------
 #
-# ``configure`` takes a file, a mapping or a dataclass. Layers are those of the largest ``ModuleList``. Parts have
-# the usual names besides their own: ``feed_forward`` is ``mlp`` here. The last level may be an operator.
+# ``configure`` takes a file, a mapping or a dataclass. Layers are those of the largest
+# ``ModuleList``. Parts have the usual names besides their own: ``feed_forward`` is ``mlp`` here.
+# The last level may be an operator.
 
 model = Model()
 configuration = swapkit.configure(
@@ -89,12 +90,15 @@ print(swapkit.choices(model))
 assert not configuration.unmatched
 
 # %%
-# A mistake is an error that names the key, and nothing is changed. A pattern that matches nothing is
-# logged, and listed:
+# A mistake is an error that names the key, and nothing is changed. A pattern that matches nothing
+# is logged, and listed:
 
 configuration.remove()
 try:
-    swapkit.configure(model, {"swap_config": {"swap": True, "layer_swap": [{"backward_prefetch": 1, "layers": [9]}]}})
+    swapkit.configure(
+        model,
+        {"swap_config": {"swap": True, "layer_swap": [{"backward_prefetch": 1, "layers": [9]}]}},
+    )
 except swapkit.SwapkitError as error:
     print(type(error).__name__, "-", error)
 assert len(swapkit.choices(model)) == 0
@@ -103,8 +107,8 @@ assert len(swapkit.choices(model)) == 0
 # Flags of MindSpeed
 # ------------------
 #
-# ``add_arguments`` adds the flags to the script's parser, ``from_arguments`` reads them; ``choose`` makes
-# the choices.
+# ``add_arguments`` adds the flags to the script's parser, ``from_arguments`` reads them;
+# ``choose`` makes the choices.
 
 parser = swapkit.add_arguments(argparse.ArgumentParser())
 flags = "--recompute-granularity full --recompute-method block --recompute-num-layers 2"
@@ -113,8 +117,8 @@ print(swapkit.choices(arguments.choose(model)))
 swapkit.choices(model).remove()
 
 # %%
-# ``budget`` makes the choices and returns a session that plans as the flags say. Other arguments override
-# the flags: here the limit, which would be all memory of the device.
+# ``budget`` makes the choices and returns a session that plans as the flags say. Other arguments
+# override the flags: here the limit, which would be all memory of the device.
 
 arguments = swapkit.from_arguments(parser.parse_args(["--adaptive-memory-optimization"]))
 optimizer = torch.optim.AdamW(model.parameters())
@@ -130,10 +134,11 @@ assert session.stats.peak_bytes <= 9 << 20
 # Import paths
 # ------------
 #
-# ``import swapkit.compat.mindspeed`` makes MindSpeed's own import paths lead here, so code written for it runs
-# unchanged.
+# ``import swapkit.compat.mindspeed`` makes MindSpeed's own import paths lead here, so code
+# written for it runs unchanged.
+
+from mindspeed.core.memory.adaptive_memory.adaptive_memory_function import adapt_mem_func_wrapper
 
 import swapkit.compat.mindspeed
-from mindspeed.core.memory.adaptive_memory.adaptive_memory_function import adapt_mem_func_wrapper
 
 assert adapt_mem_func_wrapper is swapkit.adapt_mem_func_wrapper

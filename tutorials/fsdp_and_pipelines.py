@@ -2,9 +2,9 @@
 FSDP2 and pipelines
 ===================
 
-Each rank of a distributed training opens a session of its own. Ranks agree on the smallest of their
-budgets and plan for it. What FSDP gathers and frees, and how a pipeline orders its microbatches, needs no
-change. This program starts itself a second time, as two ranks on the CPU.
+Each rank of a distributed training opens a session of its own. Ranks agree on the smallest of
+their budgets and plan for it. What FSDP gathers and frees, and how a pipeline orders its
+microbatches, needs no change. This program starts itself a second time, as two ranks on the CPU.
 """
 
 import os
@@ -36,8 +36,8 @@ class Block(torch.nn.Module):
 # FSDP2
 # -----
 #
-# ``fully_shard`` first, as always, then the optimizer, then the session. Parameters are gathered and freed
-# as without a budget; the session moves what autograd saved.
+# ``fully_shard`` first, as always, then the optimizer, then the session. Parameters are gathered
+# and freed as without a budget; the session moves what autograd saved.
 
 
 def train_fsdp(limit):
@@ -66,8 +66,8 @@ def train_fsdp(limit):
 # Pipelines
 # ---------
 #
-# Each rank has one stage, and several microbatches in flight. A step is one call of the schedule and
-# the optimizer's step after it.
+# Each rank has one stage, and several microbatches in flight. A step is one call of the schedule
+# and the optimizer's step after it.
 
 
 def train_pipeline(limit):

@@ -2,8 +2,8 @@
 Optimizer states on the host
 ============================
 
-AdamW keeps two numbers for each parameter, and needs them only during its step. Between steps they can
-be on the host.
+AdamW keeps two numbers for each parameter, and needs them only during its step. Between steps
+they can be on the host.
 """
 
 import torch
@@ -37,8 +37,8 @@ print(f"plain: {plain_bytes / MIB:.1f} MiB between two steps")
 # One call
 # --------
 #
-# ``swapkit.offload`` returns the same optimizer. During a step its states travel in chunks: while one is
-# updated, the next comes in and the last one goes out.
+# ``swapkit.offload`` returns the same optimizer. During a step its states travel in chunks: while
+# one is updated, the next comes in and the last one goes out.
 
 model, optimizer, kept_bytes = train(swapkit.offload)
 parameters_bytes = sum(parameter.nbytes for parameter in model.parameters())
@@ -50,8 +50,8 @@ assert all(map(torch.equal, model.parameters(), plain.parameters()))
 # Checkpoints
 # -----------
 #
-# A state on the host is an ordinary CPU tensor. ``state_dict``, ``torch.save`` and ``load_state_dict``
-# need nothing.
+# A state on the host is an ordinary CPU tensor. ``state_dict``, ``torch.save`` and
+# ``load_state_dict`` need nothing.
 
 state = optimizer.state_dict()["state"][0]
 print({name: tuple(tensor.shape) for name, tensor in state.items()})
@@ -61,8 +61,9 @@ optimizer.load_state_dict(optimizer.state_dict())
 # Together with a budget
 # ----------------------
 #
-# What the states leave free is room for activations. A budget below parameters, gradients and states
-# together is possible now. (``"rescue"`` makes no plan: there is hardly an activation to plan for.)
+# What the states leave free is room for activations. A budget below parameters, gradients and
+# states together is possible now. (``"rescue"`` makes no plan: there is hardly an activation to
+# plan for.)
 
 del state, plain, _
 limit = int(2.6 * parameters_bytes)  # parameters and gradients take two of these

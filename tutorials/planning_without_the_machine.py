@@ -2,9 +2,9 @@
 Planning without the machine
 ============================
 
-How much memory would a step of a large model take, and what would a budget cost? A model on torch's
-``meta`` device has shapes and no memory. swapkit records its step as if on an H100 and plans for it, on
-a laptop.
+How much memory would a step of a large model take, and what would a budget cost? A model on
+torch's ``meta`` device has shapes and no memory. swapkit records its step as if on an H100 and
+plans for it, on a laptop.
 """
 
 import torch
@@ -59,9 +59,9 @@ print(trace)
 # Budgets
 # -------
 #
-# A machine is a budget and the links to the host. ``swapkit machine --json`` writes that of a real one;
-# here it is PCIe 5, for a card of 80 GB. The last column compares with the least time that any plan
-# could reach.
+# A machine is a budget and the links to the host. ``swapkit machine --json`` writes that of a
+# real one; here it is PCIe 5, for a card of 80 GB. The last column compares with the least time
+# that any plan could reach.
 
 link = Machine(budget_bytes=70 * GIB, out_bytes_per_second=50e9, in_bytes_per_second=50e9)
 print(f"plain: {trace.peak_bytes / GIB:.0f} GiB, {trace.seconds:.2f} s")
@@ -99,5 +99,5 @@ schedule = swapkit.simulate(trace, plan, machine=slow)
 print(f"{len(schedule.transfers)} transfers, {len(schedule.recomputations)} recomputations")
 
 # %%
-# ``session.save_plan`` and :func:`swapkit.plan` make plans of the same kind: a session on the machine can
-# follow them from the first step on, if it does the same step.
+# ``session.save_plan`` and :func:`swapkit.plan` make plans of the same kind: a session on the
+# machine can follow them from the first step on, if it does the same step.

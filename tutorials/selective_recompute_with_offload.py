@@ -2,9 +2,9 @@
 Selective recompute with offload
 ================================
 
-Recomputing a whole block costs a third of its time. Most of that goes into a few operators: matrix
-products and attention. *Selective* recomputation keeps their results, on the device or on the host, and
-recomputes only what is cheap.
+Recomputing a whole block costs a third of its time. Most of that goes into a few operators:
+matrix products and attention. *Selective* recomputation keeps their results, on the device or on
+the host, and recomputes only what is cheap.
 """
 
 import torch
@@ -54,9 +54,9 @@ def measure(name, choose):
 # Nothing, everything, and in between
 # -----------------------------------
 #
-# ``save=`` names operators whose results stay on the device; ``offload=`` those whose results go to the
-# host. A name is torch's (``"mm"``, ``"aten.mm.default"``) or a word for a group of operators, such as
-# ``"matmul"`` or ``"flash_attention"``.
+# ``save=`` names operators whose results stay on the device; ``offload=`` those whose results go
+# to the host. A name is torch's (``"mm"``, ``"aten.mm.default"``) or a word for a group of
+# operators, such as ``"matmul"`` or ``"flash_attention"``.
 
 plain, expected = measure("plain", lambda model: model)
 ways = {
@@ -91,8 +91,8 @@ except swapkit.SwapkitError as error:
 # A policy of torch
 # -----------------
 #
-# ``policy=`` takes a function as torch's selective checkpointing does. ``MUST_CPU_OFFLOAD``, which torch
-# itself silently recomputes, moves the result to the host.
+# ``policy=`` takes a function as torch's selective checkpointing does. ``MUST_CPU_OFFLOAD``,
+# which torch itself silently recomputes, moves the result to the host.
 
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -112,8 +112,8 @@ assert all(torch.equal(one, other) for one, other in zip(gradients, expected, st
 # Is it the same?
 # ---------------
 #
-# ``check_values=True`` compares everything that is recomputed with its first result, bit by bit, and
-# names the first operator that differs. Here a function that is not the same twice:
+# ``check_values=True`` compares everything that is recomputed with its first result, bit by bit,
+# and names the first operator that differs. Here a function that is not the same twice:
 
 scale = [1.0]
 

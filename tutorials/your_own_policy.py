@@ -2,9 +2,10 @@
 A policy of your own
 ====================
 
-A policy is an object with a method ``plan(trace, machine)``. It gets one recorded step and what the
-machine can do, and returns a decision for each storage that is to move. swapkit checks the plan,
-simulates it, and follows it in training; the budget and the bits are safe whatever the policy says.
+A policy is an object with a method ``plan(trace, machine)``. It gets one recorded step and what
+the machine can do, and returns a decision for each storage that is to move. swapkit checks the
+plan, simulates it, and follows it in training; the budget and the bits are safe whatever the
+policy says.
 """
 
 import torch
@@ -43,9 +44,9 @@ def step():
 # What a policy sees
 # ------------------
 #
-# A trace lists the operators in their order with their times, and the storages with their lifetimes.
-# ``lower`` picks the storages that can move at all: those that autograd saved, and that nothing needs
-# between forward and backward.
+# A trace lists the operators in their order with their times, and the storages with their
+# lifetimes. ``lower`` picks the storages that can move at all: those that autograd saved, and
+# that nothing needs between forward and backward.
 
 step()  # the first step makes the optimizer's states
 trace = swapkit.record(step, model, optimizer)
@@ -61,10 +62,10 @@ for number in idle[:3]:
 # The policy
 # ----------
 #
-# This one recomputes what cheap operators made, because running them again costs little, and swaps
-# other storages from the largest on, until the step fits. Whether it fits, the simulator says: a
-# recomputed result needs memory again while it is used. Some results cannot be recomputed from what is
-# kept; ``lower`` knows which.
+# This one recomputes what cheap operators made, because running them again costs little, and
+# swaps other storages from the largest on, until the step fits. Whether it fits, the simulator
+# says: a recomputed result needs memory again while it is used. Some results cannot be recomputed
+# from what is kept; ``lower`` knows which.
 
 CHEAP = ("aten.native_layer_norm.default", "aten.gelu.default", "aten.add.Tensor")
 
@@ -74,7 +75,9 @@ class CheapFirst:
 
     def plan(self, trace, machine):
         problem = lower(trace)
-        possible = dict(zip(problem.item_storages.tolist(), problem.can_recompute.tolist()))
+        possible = dict(
+            zip(problem.item_storages.tolist(), problem.can_recompute.tolist(), strict=True)
+        )
 
         def is_cheap(number):
             name = trace.operators[trace.storages[number].birth].name
@@ -110,8 +113,8 @@ def fits(trace, plan, machine):
 # Without training
 # ----------------
 #
-# ``swapkit.plan`` takes a policy, and predicts what becomes of the step. The bound is the least time
-# that any plan could reach; ``"auto"`` is usually close to it.
+# ``swapkit.plan`` takes a policy, and predicts what becomes of the step. The bound is the least
+# time that any plan could reach; ``"auto"`` is usually close to it.
 
 MIB = 1 << 20
 budget = int(0.75 * trace.peak_bytes)
@@ -127,8 +130,8 @@ for policy in (CheapFirst(), "auto"):
 # In training
 # -----------
 #
-# The session asks the policy after the recorded step. Times do not count there: your policy decides
-# alone, on the training thread, between two steps.
+# The session asks the policy after the recorded step. Times do not count there: your policy
+# decides alone, on the training thread, between two steps.
 
 with swapkit.budget(budget, model, optimizer, policy=CheapFirst()) as session:
     for _ in range(6):

@@ -91,7 +91,8 @@ def configure(  # noqa: PLR0913 - properties of the model that the document lack
     r"""Recompute and swap the layers and operators of a model that a document names.
 
     The document has the sections `recompute_config` and `swap_config` of MindFormers;
-    docs/mindspeed.md lists their keys. The call replaces the choices of earlier calls for the model.
+    docs/mindspeed.md lists their keys. The call replaces the choices of earlier calls for the
+    model.
 
     A pattern names parts of a layer level by level, separated by `\.`. Each level is a submodule,
     by its own name or by its usual one (`attention`, `feed_forward\.w1`, `ffn_norm`, whatever the
