@@ -125,7 +125,7 @@ def run_rank():
 def run_ranks():
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
-        [*command, str(Path(__file__).resolve())],
+        [*command, str(Path(sys.modules["__main__"].__file__).resolve())],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
