@@ -23,8 +23,6 @@ extensions = [
 ]
 root_doc = "index"
 exclude_patterns = ["tutorials/*.ipynb", "tutorials/*.py", "sg_execution_times.rst"]
-# Pages that do not exist yet may be named by a pattern.
-suppress_warnings = ["toc.empty_glob"]
 
 # Names of other projects are not looked up: the build needs no network.
 nitpicky = True
@@ -47,6 +45,7 @@ html_theme = "furo"
 html_title = "swapkit"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+html_show_copyright = False
 html_show_sourcelink = False
 html_copy_source = False
 pygments_style = "friendly"

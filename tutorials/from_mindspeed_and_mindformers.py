@@ -137,8 +137,10 @@ assert session.stats.peak_bytes <= 9 << 20
 # ``import swapkit.compat.mindspeed`` makes MindSpeed's own import paths lead here, so code
 # written for it runs unchanged.
 
-from mindspeed.core.memory.adaptive_memory.adaptive_memory_function import adapt_mem_func_wrapper
-
 import swapkit.compat.mindspeed
 
-assert adapt_mem_func_wrapper is swapkit.adapt_mem_func_wrapper
+print(f"{len(swapkit.compat.mindspeed.MODULES)} modules of MindSpeed lead to swapkit")
+
+from mindspeed.core.memory.adaptive_memory import adaptive_memory_function
+
+assert adaptive_memory_function.adapt_mem_func_wrapper is swapkit.adapt_mem_func_wrapper

@@ -7,6 +7,7 @@ their budgets and plan for it. What FSDP gathers and frees, and how a pipeline o
 microbatches, needs no change. This program starts itself a second time, as two ranks on the CPU.
 """
 
+import inspect
 import os
 import subprocess
 import sys
@@ -125,7 +126,7 @@ def run_rank():
 def run_ranks():
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
-        [*command, str(Path(sys.modules["__main__"].__file__).resolve())],
+        [*command, str(Path(inspect.getfile(run_ranks)).resolve())],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
