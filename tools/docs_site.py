@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # From the first steps to the deep end.
 TUTORIALS = (
     "first_budget",
+    "which_budget",
     "choices_by_hand",
     "selective_recompute_with_offload",
     "optimizer_states",

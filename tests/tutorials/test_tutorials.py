@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 FOLDER = ROOT / "tutorials"
 # Packages that only some users have, by the tutorial that needs them.
-OPTIONAL = {
-    "fine_tuning_with_transformers": ("transformers", "accelerate"),
-    "reading_the_report": ("bokeh",),
-    "training_with_lightning": ("lightning",),
-}
+OPTIONAL: dict[str, tuple[str, ...]] = {}
 
 
 def missing_packages(name: str) -> list[str]:
