@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 from swapkit._native.lib import raise_interruption
 from swapkit._runtime.allocators.installation import ensure_installation
 from swapkit._runtime.process.undo import add_notes, raise_first
+from swapkit._runtime.session.bound import close_left
 from swapkit._runtime.session.life import SessionLife, finish_ended
 from swapkit._runtime.session.memory_history import (
     MOST_ENTRIES,
@@ -174,6 +175,7 @@ class Session(SessionResults):
 
     def __enter__(self) -> Self:
         self._refuse_entered()
+        close_left()
         finish_ended()
         installation = self._installation = ensure_installation(self._config.device)
         if self._model is not None:
@@ -264,6 +266,7 @@ def sessions() -> tuple[Session, ...]:
         >>> swapkit.sessions()
         ()
     """
+    close_left()
     finish_ended()
     found = (reference() for reference in list(_entered))
     return tuple(each for each in found if each is not None and each.is_active)

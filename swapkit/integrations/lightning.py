@@ -1,0 +1,155 @@
+"""`SwapkitCallback` for the `Trainer` of Lightning, from `lightning` or from `pytorch_lightning`.
+
+import swapkit
+from swapkit.integrations.lightning import SwapkitCallback
+
+swapkit.install()                                   # before the module is built
+trainer = L.Trainer(callbacks=[SwapkitCallback("10GiB")])
+trainer.fit(module, data)
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from swapkit._runtime.session.bound import close_left
+from swapkit.errors import Unsupported
+from swapkit.integrations.opening import check_options, open_session
+from swapkit.integrations.packages import require
+from swapkit.units import show
+
+# Both packages hold the same code, and their trainers call callbacks by the names of methods. So
+# the base may come from either: from the one that the program has imported, which costs no time.
+if require("lightning", __name__, "pytorch_lightning") == "pytorch_lightning" or (
+    "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules
+):
+    from pytorch_lightning.callbacks import Callback
+else:
+    from lightning.pytorch.callbacks import Callback
+
+if TYPE_CHECKING:
+    import torch
+
+    from swapkit._runtime.session.session import Session
+
+__all__ = ["SwapkitCallback"]
+
+
+class SwapkitCallback(Callback):  # type: ignore[misc,unused-ignore]
+    """Train inside a memory budget: a session for each run of a `Trainer`.
+
+    `fit` runs in a session from before the sanity check to its end. It makes plans for the training
+    step, with any number of optimizers, also in manual optimization, where a step of the session
+    ends when each optimizer has stepped. `validate`, `test` and `predict` save no tensors for
+    backward, so there the budget is a limit only. An exception closes the session, too. Call
+    `swapkit.install()` before the module is built, or its parameters are outside the budget.
+
+    `session.metrics()` goes to the trainer's loggers every `log_every_n_steps` steps. The methods
+    run on the thread that calls the trainer, with no lock held.
+
+    Args:
+        limit: bytes, `"10GiB"`, `"80%"` or a fraction of the device's memory.
+        log_metrics: send the metrics to the trainer's loggers.
+        **options: of `swapkit.budget`, such as `policy=`, `host_limit=` or `disk=`.
+
+    Raises:
+        InvalidArgument: an option is unknown, or the limit cannot be parsed.
+
+    Attributes:
+        session: the current or latest session; None before the first.
+    """
+
+    def __init__(
+        self, limit: int | float | str, *, log_metrics: bool = True, **options: Any
+    ) -> None:
+        check_options(type(self).__name__, limit, options)
+        self.session: Session | None = None
+        self._limit = limit
+        self._logs_metrics = log_metrics
+        self._options = options
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({show(self._limit)}, session={self.session!r})"
+
+    # ---- beginnings ------------------------------------------------------------------------------
+
+    def on_fit_start(self, trainer: Any, pl_module: torch.nn.Module) -> None:  # noqa: ANN401 - of either package
+        """Open the session: the optimizers exist, and the module is on its device.
+
+        Raises:
+            Unsupported: the trainer uses DeepSpeed.
+            OverBudget: more than the limit is in use already.
+        """
+        if type(trainer.strategy).__name__ == "DeepSpeedStrategy":
+            raise Unsupported(
+                "SwapkitCallback: DeepSpeed places parameters, gradients and states by itself. Use "
+                "another strategy, such as FSDP, or one device"
+            )
+        self._open(pl_module, list(trainer.optimizers), self._options)
+
+    def on_validation_start(self, trainer: Any, pl_module: torch.nn.Module) -> None:  # noqa: ANN401, ARG002
+        """Open a session, unless this belongs to `fit`."""
+        self._open_limit(pl_module)
+
+    def on_test_start(self, trainer: Any, pl_module: torch.nn.Module) -> None:  # noqa: ANN401, ARG002
+        """Open a session."""
+        self._open_limit(pl_module)
+
+    def on_predict_start(self, trainer: Any, pl_module: torch.nn.Module) -> None:  # noqa: ANN401, ARG002
+        """Open a session."""
+        self._open_limit(pl_module)
+
+    def _open_limit(self, module: torch.nn.Module) -> None:
+        """Open a session for a run without optimizers, which needs no plan."""
+        if self.session is None or not self.session.is_active:
+            unplanned = {key: each for key, each in self._options.items() if key != "plan"}
+            self._open(module, [], {**unplanned, "policy": "rescue"})
+
+    def _open(
+        self, module: torch.nn.Module, optimizers: list[object], options: dict[str, Any]
+    ) -> None:
+        self.close()  # the trainer was stopped by force
+        close_left()
+        self.session = open_session(self._limit, module, optimizers, options)
+
+    # ---- steps -----------------------------------------------------------------------------------
+
+    def on_train_batch_end(
+        self,
+        trainer: Any,  # noqa: ANN401 - of either package
+        pl_module: torch.nn.Module,  # noqa: ARG002 - as Lightning calls it
+        outputs: object,  # noqa: ARG002
+        batch: object,  # noqa: ARG002
+        batch_idx: int,  # noqa: ARG002
+    ) -> None:
+        """Log the session's metrics where the trainer logs."""
+        session, every = self.session, trainer.log_every_n_steps
+        if not self._logs_metrics or session is None or not session.is_active or not every:
+            return
+        # The steps of the trainer's own logs, as Lightning's callbacks read them: `global_step`
+        # counts the steps of all optimizers.
+        step = trainer.fit_loop.epoch_loop._batches_that_stepped  # noqa: SLF001
+        if (step + 1) % every == 0:
+            for logger in trainer.loggers:
+                logger.log_metrics(session.metrics(), step=step)
+
+    # ---- ends ------------------------------------------------------------------------------------
+
+    def on_exception(
+        self,
+        trainer: Any,  # noqa: ANN401, ARG002 - as Lightning calls it
+        pl_module: torch.nn.Module,  # noqa: ARG002
+        exception: BaseException,  # noqa: ARG002
+    ) -> None:
+        """Close the session."""
+        self.close()
+
+    def teardown(self, trainer: Any, pl_module: torch.nn.Module, stage: str) -> None:  # noqa: ANN401, ARG002
+        """Close the session."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the session, if one is active. Safe to call twice."""
+        if self.session is not None:
+            self.session.close()
