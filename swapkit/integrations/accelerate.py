@@ -21,14 +21,14 @@ from swapkit.api.budgets import budget as plain_budget
 from swapkit.errors import InvalidArgument, Unsupported
 from swapkit.integrations.opening import check_options
 from swapkit.integrations.packages import require
-from swapkit.units import show
 
 require("accelerate", __name__)
 
-from accelerate import Accelerator  # noqa: E402
 from accelerate.utils import DistributedType  # noqa: E402
 
 if TYPE_CHECKING:
+    from accelerate import Accelerator
+
     from swapkit._runtime.session.session import Session
 
 __all__ = ["budget"]
@@ -46,7 +46,7 @@ def budget(
     Args:
         limit: bytes, `"10GiB"`, `"80%"` or a fraction of the device's memory.
         accelerator: one that has prepared a model.
-        log_every: send `session.metrics()` to `accelerator.log` after every so many steps; 0: never.
+        log_every: steps between calls of `accelerator.log(session.metrics())`; 0: never.
         **options: of `swapkit.budget`, such as `policy=`, `host_limit=` or `on_step=`.
 
     Returns:
@@ -62,17 +62,14 @@ def budget(
             f"budget: {accelerator.distributed_type.value} places parameters, gradients and states "
             "by itself. Use accelerate with FSDP, data parallelism or one device"
         )
-    if isinstance(log_every, bool) or not isinstance(log_every, int) or log_every < 0:
-        raise InvalidArgument(
-            f"log_every={show(log_every)}: expected a number of steps, 0 for never"
-        )
+    if log_every < 0:
+        raise InvalidArgument(f"log_every={log_every}: expected a number of steps, 0 for never")
     # Accelerate has no public list of what it prepared.
     models = list(accelerator._models)  # noqa: SLF001
     optimizers = list(accelerator._optimizers)  # noqa: SLF001
     if not models:
         raise InvalidArgument(
-            "accelerator: it has prepared no model. Call accelerator.prepare(model, optimizer, ...) "
-            "first"
+            "accelerator: it has prepared no model. Call accelerator.prepare(model, ...) first"
         )
     # The container gives names to the parts; it never runs.
     model = models[0] if len(models) == 1 else torch.nn.ModuleList(models)
@@ -82,7 +79,7 @@ def budget(
 
 
 def _logging(accelerator: Accelerator, every: int, also: Any) -> Any:  # noqa: ANN401 - on_step
-    """Return an `on_step` that logs, on the thread that ends the step, and then calls the user's."""
+    """Return an `on_step` that logs and calls the user's, on the thread that ends the step."""
 
     def log(session: Session) -> None:
         steps = session.stats.steps

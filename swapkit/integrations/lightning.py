@@ -26,7 +26,7 @@ if require("lightning", __name__, "pytorch_lightning") == "pytorch_lightning" or
 ):
     from pytorch_lightning.callbacks import Callback
 else:
-    from lightning.pytorch.callbacks import Callback
+    from lightning.pytorch.callbacks import Callback  # type: ignore[assignment,unused-ignore]
 
 if TYPE_CHECKING:
     import torch

@@ -34,8 +34,8 @@ def check_options(owner: str, limit: int | float | str, options: dict[str, Any])
     unknown = [name for name in options if name not in known]
     if unknown:
         raise InvalidArgument(
-            f"{owner}({unknown[0]}={show(options[unknown[0]])}): swapkit.budget has no such option. "
-            f"Its options: {', '.join(known)}"
+            f"{owner}({unknown[0]}={show(options[unknown[0]])}): swapkit.budget has no such "
+            f"option. Its options: {', '.join(known)}"
         )
     parse_bytes(limit, whole_bytes=1 << 62, name="limit")
 

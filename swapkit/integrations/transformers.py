@@ -38,8 +38,8 @@ __all__ = ["SwapkitCallback"]
 PREFIX = "swapkit/"
 _FLAG = "gradient_checkpointing"  # of modules, in every version
 _COSTS = (
-    "gradient checkpointing runs every layer twice, and what a layer saves stays on the device until "
-    "its backward has ended, whatever the budget"
+    "gradient checkpointing runs every layer twice, and what a layer saves stays on the device "
+    "until its backward has ended, whatever the budget"
 )
 _log = logging.getLogger(__name__)
 

@@ -62,7 +62,7 @@ class _BoundSession:
 
 
 _bound: list[_BoundSession] = []
-_watcher: threading.Thread | None = None
+_watchers: list[threading.Thread] = []  # at most one
 _lock = make_fork_lock()
 
 
@@ -73,18 +73,17 @@ def bind(session: Closable, frame: FrameType) -> None:
         session: an active session of this thread.
         frame: of the call, which runs on this thread.
     """
-    global _watcher
     with _lock:
         _bound[:] = [each for each in _bound if _is_active(each)]
         _bound.append(_BoundSession(session, frame))
-        if _watcher is None or not _watcher.is_alive():  # after a fork, too
-            _watcher = threading.Thread(target=_watch, name="swapkit-loops", daemon=True)
-            _watcher.start()
+        if not _watchers or not _watchers[0].is_alive():  # after a fork, too
+            _watchers[:] = [threading.Thread(target=_watch, name="swapkit-loops", daemon=True)]
+            _watchers[0].start()
 
 
 def close_left() -> None:
     """Close the sessions whose calls have ended. Any thread that holds no lock."""
-    for each in list(_bound):
+    for each in tuple(_bound):  # noqa: PERF101 - another thread may change the list
         session = each.session()
         if session is not None and session.is_active and not each.is_running():
             _close(session)
@@ -99,13 +98,12 @@ def _close(session: Closable) -> None:
     )
     try:
         session.close()
-    except Exception:
+    except Exception:  # noqa: BLE001 - of any kind
         _log.exception("cleanup failed after a session ended")
 
 
 def _watch() -> None:
     """Close sessions on a thread of its own, until none is left."""
-    global _watcher
     pause = threading.Event()
     while True:
         pause.wait(PERIOD_SECONDS)
@@ -114,7 +112,7 @@ def _watch() -> None:
         with _lock:
             _bound[:] = [each for each in _bound if _is_active(each)]
             if not _bound:
-                _watcher = None
+                _watchers.clear()
                 return
 
 
