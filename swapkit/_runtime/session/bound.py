@@ -83,7 +83,7 @@ def bind(session: Closable, frame: FrameType) -> None:
 
 def close_left() -> None:
     """Close the sessions whose calls have ended. Any thread that holds no lock."""
-    for each in tuple(_bound):  # noqa: PERF101 - another thread may change the list
+    for each in tuple(_bound):  # another thread may change the list
         session = each.session()
         if session is not None and session.is_active and not each.is_running():
             _close(session)
