@@ -15,8 +15,10 @@
 #   make gpu      prove and measure on an NVIDIA GPU, without .venv: benchmarks/gpu/README.md
 #   make virtual  ways to train, compared on a virtual GPU: benchmarks/virtual/README.md
 #   make npu      tests of the real torch_npu on a simulated Ascend NPU, in .venv-npu: tests/npu/README.md
+#   make integrations  tests of swapkit/integrations/ with the oldest and the newest versions of each
+#                 framework, in .venv-oldest and .venv-newest
 #   make setup    what the others do first: .venv, dependencies, native core
-#   make clean    remove everything that was built; .venv and .venv-npu too
+#   make clean    remove everything that was built, and every .venv
 
 PYTHON ?= python3
 VENV := .venv
@@ -40,6 +42,11 @@ WHEELS ?=
 # Of `make npu`: torch_npu needs CANN as soon as torch is imported, so it is not in .venv.
 NPU_VENV := .venv-npu
 READY_NPU := $(NPU_VENV)/.ready
+
+# Of `make integrations`: the lists of tests/integrations/, and the packages of constraints.txt there.
+INTEGRATIONS ?= oldest newest
+empty :=
+COMMON = $(subst $(empty) ,|,$(strip $(shell sed '/^\#/d' tests/integrations/common.txt)))
 
 NATIVE := swapkit/_native
 C_SOURCES := $(sort $(shell find $(NATIVE)/src -name '*.c'))
@@ -83,7 +90,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 MAKEFLAGS += --no-print-directory
 
 .PHONY: setup demo test test-fast test-slow check check-quick check-python check-style \
-	check-c check-sanitisers check-shim format docs docs-links bench gpu virtual npu clean
+	check-c check-sanitisers check-shim format docs docs-links bench gpu virtual npu integrations \
+	clean
 
 setup: $(READY)
 	@:
@@ -198,7 +206,20 @@ npu: setup $(READY_NPU)
 	@SWAPKIT_NPU_PYTHON=$(CURDIR)/$(NPU_VENV)/bin/python $(BIN)/python -m pytest -q -n $(WORKERS) \
 		--maxprocesses=8 tests/npu $(ARGS)
 
+# The frameworks' versions are those of the list; torch and pytest are those of all tests.
+.venv-%/.ready: constraints.txt tests/integrations/%.txt tests/integrations/common.txt
+	@echo "setup: .venv-$*"
+	@test -x .venv-$*/bin/pip || $(PYTHON) -m venv --clear .venv-$*
+	@grep -Ei '^($(COMMON))==' constraints.txt >.venv-$*/constraints.txt
+	@.venv-$*/bin/python -m pip install -qq -c .venv-$*/constraints.txt -r tests/integrations/$*.txt
+	@touch $@
+
+# The native core is the one of .venv, as for `make npu`.
+integrations: setup $(INTEGRATIONS:%=.venv-%/.ready)
+	@for list in $(INTEGRATIONS); do echo "integrations: $$list"; .venv-$$list/bin/python -m pytest \
+		-q -rs -n $(WORKERS) --maxprocesses=8 --dist=loadscope tests/integrations $(ARGS) || exit 1; done
+
 clean:
 	@rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	@find swapkit tests tools benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
-	@rm -rf $(NATIVE)/_lib*.so $(NATIVE)/libswapkit.so $(VENV) $(NPU_VENV)
+	@rm -rf $(NATIVE)/_lib*.so $(NATIVE)/libswapkit.so $(VENV) $(NPU_VENV) .venv-oldest .venv-newest

@@ -125,7 +125,8 @@ def format_failure(failure: AllocationFailure) -> str:
         f"swapkit: out of memory on {failure.device}: {format_bytes(failure.asked)} "
         f"({failure.asked} bytes) requested{where}; {limit}.",
         f"In use: {format_bytes(failure.in_use)}; reserved: {format_bytes(failure.reserved)}; "
-        f"{_describe_free(failure, whole)}.",
+        # Libraries look for the last words, and try a smaller batch: accelerate, transformers.
+        f"{_describe_free(failure, whole)}: out of memory.",
         *(["Largest holders (number of tensors):"] if failure.holders else []),
         *format_holders(failure.holders),
         "What to try:",
