@@ -82,7 +82,7 @@ class _BrokenStepError(Exception):
     """What a user's code raises."""
 
 
-def make_broken_trainer() -> type:
+def make_broken_trainer() -> Any:
     from transformers import Trainer
 
     class BrokenTrainer(Trainer):  # type: ignore[misc,unused-ignore]
@@ -201,7 +201,7 @@ def make_spy() -> Any:
     from transformers import TrainerCallback
 
     class Spy(TrainerCallback):
-        def on_step_end(self, _args: Any, _state: Any, _control: Any, **others: Any) -> None:
+        def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:  # noqa: ARG002
             self.flags = list_flags(others["model"])
 
     return Spy()
@@ -230,7 +230,7 @@ def test_trainer_when_it_logs_then_metrics_reach_history_and_tensorboard(
 ) -> None:
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "runs"))
     callback = make_callback("1GiB")
-    options = {"report_to": ["tensorboard"], "logging_dir": str(tmp_path / "runs")}
+    options: dict[str, Any] = {"report_to": ["tensorboard"], "logging_dir": str(tmp_path / "runs")}
     if not hasattr(_arguments_class(), "logging_dir"):
         del options["logging_dir"]
     trainer = make_trainer(tmp_path, [callback], **options)

@@ -35,8 +35,10 @@ GUIDES = (
     "docs/saved-plans.md",
     "docs/sessions.md",
 )  # their Python runs
-NOT_RUN = ("docs/cuda.md", "docs/npu.md")  # their Python needs the device
 PAGES = tuple(path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("docs/**/*.md")))
+FRAMEWORKS = tuple(page for page in PAGES if page.startswith("docs/frameworks/"))
+# Their Python needs the device, or runs in tests/integrations.
+NOT_RUN = ("docs/cuda.md", "docs/npu.md", *FRAMEWORKS)
 DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", *PAGES)
 README_LINES = 150
 # Written in parts, so that this file does not name them either.

@@ -102,7 +102,8 @@ def test_failure_when_formatted_then_it_says_asked_possible_held_and_what_to_try
     assert format_failure(make_failure()).splitlines() == [
         "swapkit: out of memory on the CPU device: 100.00 KiB (102400 bytes) requested in "
         "layers.3.mlp; the budget is 1000.00 KiB.",
-        "In use: 960.00 KiB; reserved: 990.00 KiB; at most 40.00 KiB are still available: out of memory.",
+        "In use: 960.00 KiB; reserved: 990.00 KiB; at most 40.00 KiB are still available: out of "
+        "memory.",
         "Largest holders (number of tensors):",
         "    900.00 KiB  parameters (12)",
         "What to try:",
