@@ -21,9 +21,12 @@ if TYPE_CHECKING:
 TUTORIALS = (
     "first_budget",
     "which_budget",
+    "reading_the_report",
     "choices_by_hand",
     "selective_recompute_with_offload",
     "optimizer_states",
+    "fine_tuning_with_transformers",
+    "training_with_lightning",
     "custom_kernel",
     "planning_without_the_machine",
     "your_own_policy",

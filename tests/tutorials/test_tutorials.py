@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 FOLDER = ROOT / "tutorials"
 # Packages that only some users have, by the tutorial that needs them.
-OPTIONAL: dict[str, tuple[str, ...]] = {}
+OPTIONAL = {
+    "fine_tuning_with_transformers": ("transformers", "accelerate"),
+    "reading_the_report": ("bokeh",),
+    "training_with_lightning": ("lightning",),
+}
 
 
 def missing_packages(name: str) -> list[str]:
