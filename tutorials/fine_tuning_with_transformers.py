@@ -10,7 +10,6 @@ the same callback. Needs ``pip install transformers accelerate``.
 import tempfile
 
 import torch
-from swapkit.integrations.transformers import SwapkitCallback
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -20,6 +19,7 @@ from transformers import (
 )
 
 import swapkit
+from swapkit.integrations.transformers import SwapkitCallback
 
 swapkit.install(device="cpu")  # before the model is built
 MIB = 1 << 20

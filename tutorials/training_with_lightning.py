@@ -11,9 +11,9 @@ import warnings
 
 import lightning
 import torch
-from swapkit.integrations.lightning import SwapkitCallback
 
 import swapkit
+from swapkit.integrations.lightning import SwapkitCallback
 
 swapkit.install(device="cpu")  # before the module is built
 MIB = 1 << 20

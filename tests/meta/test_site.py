@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -109,7 +109,7 @@ def test_style_when_it_loads_a_font_from_elsewhere_then_named(tmp_path: Path) ->
 
 def test_docstring_when_marked_then_code_and_returns_are_as_sphinx_reads_them() -> None:
     lines = ["Use `x=1` and ``y``.", "", "Returns:", "    The target: `x`.", ""]
-    mark_code(None, "function", "name", None, None, lines)  # type: ignore[arg-type]
+    mark_code(cast("Any", None), "function", "name", None, None, lines)
     assert "\n".join(lines).strip() == (
         "Use ``x=1`` and ``y``.\n\n:returns:\n    The target: ``x``."
     )
