@@ -34,6 +34,7 @@ GUIDES = (
     "docs/report.md",
     "docs/saved-plans.md",
     "docs/sessions.md",
+    "docs/traces.md",
 )  # their Python runs
 PAGES = tuple(path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("docs/**/*.md")))
 FRAMEWORKS = tuple(page for page in PAGES if page.startswith("docs/frameworks/"))

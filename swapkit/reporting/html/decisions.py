@@ -181,7 +181,7 @@ def _render_row(row: DecisionRow, columns: Sequence[_Column]) -> str:
     action = row.action.split(maxsplit=1)[0]
     cells = {
         "place": f'<th scope="row">{escape(row.place)}</th>',
-        "made by": f"<td>{escape(row.maker)}</td>",
+        "made by": f'<td class="maker">{escape(row.maker)}</td>',
         "decision": f'<td><span class="tag {action}">{escape(row.action)}</span></td>',
         "storages": _number(row.count, str(row.count)),
         "size": _number(row.nbytes, format_bytes(row.nbytes)),

@@ -279,7 +279,7 @@ def _draw_rescues(points: Sequence[StepPoint], x_range: object) -> Plot:
     from bokeh.models import ColumnDataSource, HoverTool
 
     counts = [each.rescues for each in points]
-    made = make_figure("step", "rescues", 206, x_range=x_range,
+    made = make_figure("step", "rescues", 220, x_range=x_range,
                        y_range=(0, 1.1 * max(*counts, 4)))  # fmt: skip
     source = ColumnDataSource(_source(points, "rescues", counts))
     _mark_stages(made, points)
