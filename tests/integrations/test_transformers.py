@@ -166,6 +166,7 @@ def test_trainer_when_a_step_raises_then_the_budget_is_lifted_without_a_question
         time.sleep(0.01)
     assert swapkit.memory_stats()["budget_bytes"] == 0
     trainer.model(**{key: row[None] for key, row in make_rows(1)[0].items()}).loss.backward()
+    assert swapkit.sessions() == ()  # this thread removes its own part of the session
 
 
 def test_trainer_when_a_step_does_not_fit_then_the_next_training_works(tmp_path: Path) -> None:
@@ -257,13 +258,14 @@ def test_trainer_when_it_reports_to_wandb_then_metrics_arrive(
 ) -> None:
     import wandb
 
-    logged: dict[str, Any] = {}
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
-    monkeypatch.setattr(wandb, "log", lambda entries, **_: logged.update(entries))
     make_trainer(tmp_path, [make_callback("1GiB")], report_to=["wandb"]).train()
-    wandb.finish()
-    assert logged["train/swapkit/budget_bytes"] == 1 << 30
+    try:
+        assert wandb.run.summary["train/swapkit/budget_bytes"] == 1 << 30
+        assert wandb.run.summary["train/swapkit/steps"] == 6
+    finally:
+        wandb.finish()
 
 
 def test_callback_when_metrics_are_unwanted_then_logs_are_as_before(tmp_path: Path) -> None:
