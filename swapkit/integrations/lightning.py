@@ -10,6 +10,7 @@ trainer.fit(module, data)
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -19,19 +20,31 @@ from swapkit.integrations.opening import check_options, open_session
 from swapkit.integrations.packages import require
 from swapkit.units import show
 
-# Both packages hold the same code, and their trainers call callbacks by the names of methods. So
-# the base may come from either: from the one that the program has imported, which costs no time.
-if require("lightning", __name__, "pytorch_lightning") == "pytorch_lightning" or (
-    "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules
-):
-    from pytorch_lightning.callbacks import Callback
-else:
-    from lightning.pytorch.callbacks import Callback  # type: ignore[assignment,unused-ignore]
+_PACKAGES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
+
+
+def _find_base() -> type:
+    """Return the class of callbacks of the package that the program has imported, or of both.
+
+    Both packages hold the same code. A trainer accepts callbacks of its own package, only.
+    Importing a package that the program does not use would cost seconds.
+    """
+    usual = require("lightning", __name__, "pytorch_lightning")
+    imported = [module for module in _PACKAGES.values() if module in sys.modules]
+    if not imported:
+        imported = [_PACKAGES[usual]]
+    bases = [importlib.import_module(f"{module}.callbacks").Callback for module in imported]
+    return bases[0] if len(bases) == 1 else type("Callback", tuple(bases), {})
+
 
 if TYPE_CHECKING:
     import torch
+    from lightning.pytorch.callbacks import Callback
 
     from swapkit._runtime.session.session import Session
+
+else:
+    Callback = _find_base()
 
 __all__ = ["SwapkitCallback"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -96,6 +97,9 @@ def make_trainer(package: str, folder: Path, callbacks: list[Any], **options: An
 
 
 def make_callback(limit: int | str, **options: Any) -> Any:
+    for package in ("lightning.pytorch", "pytorch_lightning"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(package)
     from swapkit.integrations.lightning import SwapkitCallback
 
     return SwapkitCallback(limit, **options)
