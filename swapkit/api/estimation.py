@@ -132,6 +132,7 @@ def estimate(  # noqa: PLR0913 - keyword arguments of the main interface
             traces = [_record(each, setting) for each in steps]
         finally:
             state.restore()
+        _check_growth(sizes, traces)
         granule_bytes = _granule_bytes(installation, traces[-1])
         budgets = [_parse_budget(each, traces[-1], installation) for each in asked]
         found = None
@@ -220,6 +221,20 @@ def _installed(place: torch.device) -> Iterator[Installation]:
     finally:
         if not was_installed and name == CPU:
             uninstall_cpu()
+
+
+def _check_growth(sizes: tuple[int, int] | None, traces: Sequence[Trace]) -> None:
+    """Check that the step used its batch size.
+
+    Raises:
+        InvalidArgument: what it makes and uses takes as many bytes with both sizes.
+    """
+    taken = {sum(storage.nbytes for storage in trace.storages) for trace in traces}
+    if sizes is not None and len(taken) == 1:
+        raise InvalidArgument(
+            f"batch_sizes={show(sizes)}: the step takes the same memory with both sizes. It has to "
+            "make its batch of the size that it is called with"
+        )
 
 
 def _granule_bytes(installation: Installation | None, trace: Trace) -> int:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from swapkit.api.path_arguments import read_argument
 from swapkit.cli.base import DONE, CliCommand
 from swapkit.cli.output import waiting
-from swapkit.cli.run import Refused, own_device
-from swapkit.cli.script import Script
+from swapkit.cli.run import ANY_WHOLE_BYTES, Refused, own_device, own_rank
+from swapkit.cli.script import Ended, Script
 from swapkit.cli.torch_import import when_torch_is_imported
 from swapkit.errors import InvalidArgument, SwapkitError
+from swapkit.ir.codec import read_machine, read_trace
+from swapkit.units import parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,8 +28,8 @@ if TYPE_CHECKING:
 _TRACE_SUFFIX = ".json"
 
 
-class _Recorded(BaseException):
-    """Ends the script: its step is recorded. No `Exception`: scripts catch these."""
+class _Recorded(Ended):
+    """Ends the script: its step is recorded."""
 
 
 @click.command(
@@ -74,6 +76,11 @@ def estimate(
     """  # noqa: D301 - the mark of click, for lines that stay as they are
     if not program:
         raise click.UsageError("expected a script, -m and a module, or the file of a trace")
+    for budget in budgets:
+        if budget != "auto":
+            parse_bytes(budget, whole_bytes=ANY_WHOLE_BYTES, name="--budget")
+    if machine_file is not None:
+        read_argument("--machine", machine_file, read_machine, "a file of `swapkit machine --json`")
     if not is_module and Path(program[0]).suffix == _TRACE_SUFFIX:
         trace = _read_trace(program)
     else:
@@ -82,14 +89,12 @@ def estimate(
         if isinstance(recorded, int):
             return recorded
         trace = recorded
-    if os.environ.get("RANK", "0") == "0":
+    if own_rank() == 0:
         _show(trace, budgets, machine_file, as_json=as_json)
     return DONE
 
 
 def _read_trace(program: Sequence[str]) -> Trace:
-    from swapkit.ir.codec import read_trace
-
     if len(program) > 1:
         raise click.UsageError(f"{program[0]} is a trace: it takes no arguments")
     return read_trace(program[0])
@@ -117,9 +122,9 @@ class _Recording:
         Raises:
             InvalidArgument: the script ended without an error, too early.
         """
-        when_torch_is_imported(self._open)
         code = DONE
         try:
+            when_torch_is_imported(self._open)
             code = script.run()
         except _Recorded:
             pass

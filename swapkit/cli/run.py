@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from swapkit.api.path_arguments import read_argument
 from swapkit.cli.base import DONE, FAILED, CliCommand, code_of
-from swapkit.cli.script import Script
+from swapkit.cli.script import Ended, Script
 from swapkit.cli.torch_import import when_torch_is_imported
 from swapkit.errors import InvalidArgument, SwapkitError
+from swapkit.ir.codec import read_planned
 from swapkit.reporting.machines import format_seconds
 from swapkit.reporting.reports import check_target
+from swapkit.reporting.traces.names import check_suffix
 from swapkit.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -27,7 +30,8 @@ if TYPE_CHECKING:
 
 _AUTO = "auto"
 _POLICIES = ("auto", "swap", "recompute", "rescue")
-_ANY_WHOLE_BYTES = 1 << 40  # shares are resolved when the device is known
+ANY_WHOLE_BYTES = 1 << 40  # shares are resolved when the device is known
+_PATHS = ("disk", "plan", "save_plan", "report", "trace")
 _UNCOUNTED = (
     "no step was counted: no optimizer of torch has stepped in this process. For processes that "
     "the script starts itself, use torchrun; in a loop without an optimizer, call "
@@ -58,11 +62,13 @@ class RunOptions:
             MissingPackage: a report as a page needs Bokeh.
         """
         if self.budget != _AUTO:
-            parse_bytes(self.budget, whole_bytes=_ANY_WHOLE_BYTES, name="--budget")
-        if self.plan is not None and not Path(self.plan).is_file():
-            raise InvalidArgument(f"--plan {self.plan!r}: there is no such file")
+            parse_bytes(self.budget, whole_bytes=ANY_WHOLE_BYTES, name="--budget")
+        if self.plan is not None:
+            read_argument("--plan", self.plan, read_planned, "the file of a plan")
         if self.report is not None:
             check_target(self.report)
+        if self.trace is not None:
+            check_suffix(self.trace)
         files = {"--save-plan": self.save_plan, "--report": self.report, "--trace": self.trace}
         for name, file in files.items():
             if file is not None and not Path(file).parent.is_dir():
@@ -80,8 +86,8 @@ class RunOptions:
         }
 
 
-class Refused(BaseException):
-    """Ends the script because of an option. No `Exception`: scripts catch these."""
+class Refused(Ended):
+    """Ends the script because of an option."""
 
     def __init__(self, error: SwapkitError) -> None:
         super().__init__(str(error))
@@ -131,10 +137,15 @@ def run(*, is_module: bool, program: tuple[str, ...], **given: Any) -> int:
     """  # noqa: D301 - the mark of click, for lines that stay as they are
     if not program:
         raise click.UsageError("expected a script, or -m and a module")
-    options = RunOptions(**given)
+    options = RunOptions(**{name: _absolute(name, value) for name, value in given.items()})
     options.check()
     script = Script(name=program[0], is_module=is_module, arguments=program[1:])
     return _Run(options).run(script)
+
+
+def _absolute(name: str, value: Any) -> Any:  # noqa: ANN401 - an option of any type
+    """Return an option; a file or folder as an absolute path, because scripts change the folder."""
+    return os.path.abspath(value) if name in _PATHS and value is not None else value
 
 
 class _Run:
@@ -144,18 +155,23 @@ class _Run:
         self._options = options
         self._budget: ScriptBudget | None = None
         self._process = os.getpid()
-        self._rank = int(os.environ.get("RANK", "0"))
+        self._rank = own_rank()
+        self._refused: SwapkitError | None = None  # why the script had to end
         self._has_failed = False  # whether the script has
 
     def run(self, script: Script) -> int:
         """Run the script, then write the files and the summary; return the exit code."""
-        when_torch_is_imported(self._open)
+        code = FAILED
         try:
+            when_torch_is_imported(self._open)
             code = script.run()
-        except Refused as refused:
-            self._finish()
-            click.echo(f"swapkit run: {refused.error}", err=True)
-            return code_of(refused.error)
+        except Refused:
+            pass  # it is stored: a script may catch whatever is raised in it
+        if self._refused is not None:
+            if self._budget is not None:
+                self._finish()
+            click.echo(f"swapkit run: {self._refused}", err=True)
+            return code_of(self._refused)
         self._has_failed = code != DONE
         if os.getpid() != self._process:
             return code  # a child that the script forked
@@ -179,9 +195,10 @@ class _Run:
                 refuse=self._refuse,
             )
         except SwapkitError as error:
-            raise Refused(error) from None
+            self._refuse(error)
 
     def _refuse(self, error: SwapkitError) -> None:
+        self._refused = error
         raise Refused(error) from None
 
     # ---- the end -------------------------------------------------------------------------------
@@ -195,8 +212,10 @@ class _Run:
         for method, path in self._list_files():
             try:
                 getattr(budget.session, method)(path)
-            except (SwapkitError, ImportError, OSError) as error:  # a package may be missing
-                click.echo(f"swapkit run: {error}", err=True)
+            except Exception as error:  # noqa: BLE001 - the training is done: the rest must follow
+                is_known = isinstance(error, (SwapkitError, ImportError, OSError))
+                text = str(error) if is_known else f"{type(error).__name__}: {error}"
+                click.echo(f"swapkit run: {path.name} was not written: {text}", err=True)
                 code = FAILED
         budget.close()
         for line in _summarize(budget, has_failed=self._has_failed):
@@ -227,7 +246,16 @@ def name_for_rank(path: Path, rank: int) -> Path:
         >>> str(name_for_rank(Path("run.html"), 0)), str(name_for_rank(Path("run.html"), 1))
         ('run.html', 'run.rank1.html')
     """
-    return path if rank == 0 else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
+    if rank == 0:
+        return path
+    suffix = "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
+    return path.with_name(f"{path.name.removesuffix(suffix)}.rank{rank}{suffix}")
+
+
+def own_rank() -> int:
+    """Return the rank of this process; 0: it is none of several."""
+    number = os.environ.get("RANK", "")
+    return int(number) if number.isdecimal() else 0
 
 
 def own_device() -> str | None:

@@ -28,6 +28,10 @@ _MAIN = "__main__"
 _OURS = (f"{Path(__file__).parent}{os.sep}", "<frozen importlib")
 
 
+class Ended(BaseException):
+    """The command ends the script. No `Exception`: scripts catch these."""
+
+
 class _NoProgram(Exception):
     """There is no such module."""
 
@@ -54,6 +58,7 @@ class Script:
 
         Raises:
             InvalidArgument: there is no such script or module.
+            Ended: the command ended the script.
         """
         execute = self.prepare()
         try:
@@ -62,12 +67,12 @@ class Script:
             raise InvalidArgument(str(error)) from None
         except SystemExit as error:
             return _code_of_exit(error)
-        except Exception as error:  # noqa: BLE001 - as Python's own main program
-            _show(error)
-            return FAILED
+        except Ended:
+            raise
         except KeyboardInterrupt as error:
-            _show(error)
-            return INTERRUPTED
+            return _show(error, INTERRUPTED)
+        except BaseException as error:  # noqa: BLE001 - as Python's own main program
+            return _show(error, FAILED)
         return DONE
 
     def prepare(self) -> Callable[[], None]:
@@ -170,9 +175,18 @@ def _code_of_exit(error: SystemExit) -> int:
     return FAILED
 
 
-def _show(error: BaseException) -> None:
-    """Pass an exception to `sys.excepthook`, which scripts may have replaced."""
+def _show(error: BaseException, code: int) -> int:
+    """Pass an exception to `sys.excepthook`, which scripts may have replaced; return the exit code.
+
+    Args:
+        error: that ended the script.
+        code: for the exception, unless the hook exits by itself.
+    """
     traceback: TracebackType | None = error.__traceback__
     while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(_OURS):
         traceback = traceback.tb_next
-    sys.excepthook(type(error), error.with_traceback(traceback), traceback)
+    try:
+        sys.excepthook(type(error), error.with_traceback(traceback), traceback)
+    except SystemExit as exited:
+        return _code_of_exit(exited)
+    return code

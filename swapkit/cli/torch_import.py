@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.abc
 import importlib.util
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class _TorchFinder(importlib.abc.MetaPathFinder):
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call = call
-        self._is_asking = False
+        self._asking = threading.local()  # another thread may import torch meanwhile
 
     def find_spec(
         self,
@@ -45,13 +46,13 @@ class _TorchFinder(importlib.abc.MetaPathFinder):
         target: ModuleType | None = None,  # noqa: ARG002
     ) -> ModuleSpec | None:
         """Return torch's spec. Libraries only ask for it, to see whether torch is installed."""
-        if fullname != _TORCH or self._is_asking:
+        if fullname != _TORCH or getattr(self._asking, "is_asking", False):
             return None
-        self._is_asking = True
+        self._asking.is_asking = True
         try:
             spec = importlib.util.find_spec(fullname)
         finally:
-            self._is_asking = False
+            self._asking.is_asking = False
         if spec is not None and spec.loader is not None:
             spec.loader = _TorchLoader(spec.loader, self)
         return spec

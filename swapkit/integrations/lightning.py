@@ -85,6 +85,10 @@ class SwapkitCallback(Callback):  # type: ignore[misc,unused-ignore]
     def __repr__(self) -> str:
         return f"{type(self).__name__}({show(self._limit)}, session={self.session!r})"
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the options: a session belongs to its process."""
+        return {**self.__dict__, "session": None}
+
     # ---- beginnings ------------------------------------------------------------------------------
 
     def on_fit_start(self, trainer: Any, pl_module: torch.nn.Module) -> None:  # noqa: ANN401 - of either package

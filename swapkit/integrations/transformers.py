@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from swapkit._runtime.session.bound import bind, close_left
@@ -91,6 +92,10 @@ class SwapkitCallback(TrainerCallback):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({show(self._limit)}, session={self.session!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the options: a session belongs to its process."""
+        return {**self.__dict__, "session": None, "_opened": None}
 
     # ---- events of the trainer -------------------------------------------------------------------
 
@@ -181,7 +186,9 @@ class _Opened:
 
     def __init__(self, session: Session, checkpointed: list[torch.nn.Module]) -> None:
         self._session = session
-        self._checkpointed = checkpointed
+        # Also when an exception ends the training, and the trainer and this object are lost.
+        self._switch_back = weakref.finalize(self, _set_checkpointing, checkpointed, is_on=True)
+        self._switch_back.atexit = False
         self.limit_bytes = session.limit_bytes
 
     @property
@@ -190,8 +197,7 @@ class _Opened:
 
     def close(self) -> None:
         """End the session, on any thread."""
-        _set_checkpointing(self._checkpointed, is_on=True)
-        self._checkpointed = []
+        self._switch_back()
         self._session.close()
 
 

@@ -213,6 +213,9 @@ def _between(first: Trace, second: Trace, share: float) -> Trace:
     def grow(low: float, high: float) -> float:
         return max(0.0, low + (high - low) * share)
 
+    def grow_seconds(low: float, high: float) -> float:
+        return max(0.0, low + max(0.0, high - low) * share)  # a larger batch is never faster
+
     def grow_bytes(low: int, high: int) -> int:
         return low if low == high else round_up(math.ceil(grow(low, high)), ROUNDING_BYTES)
 
@@ -221,7 +224,7 @@ def _between(first: Trace, second: Trace, share: float) -> Trace:
         operators=tuple(
             replace(
                 high,
-                seconds=grow(low.seconds, high.seconds),
+                seconds=grow_seconds(low.seconds, high.seconds),
                 workspace_bytes=grow_bytes(low.workspace_bytes, high.workspace_bytes),
             )
             for low, high in zip(first.operators, second.operators, strict=True)
@@ -231,5 +234,5 @@ def _between(first: Trace, second: Trace, share: float) -> Trace:
             for low, high in zip(first.storages, second.storages, strict=True)
         ),
         base_bytes=round(grow(first.base_bytes, second.base_bytes)),
-        step_seconds=grow(first.step_seconds, second.step_seconds),
+        step_seconds=grow_seconds(first.step_seconds, second.step_seconds),
     )

@@ -137,9 +137,18 @@ class Estimate:
         return f"{self.label or 'step'} on {self.device}{batch}"
 
     def _remarks(self) -> list[str]:
-        if self.times:
-            return []
-        return ["Step times at other budgets are not known: pass machine=, with the link's speed."]
+        remarks = []
+        for each in self.budgets if self.batch_size is None else ():
+            if not self.fits(each):
+                smallest = format_bytes(self.smallest_budget_bytes)
+                remarks.append(f"{format_bytes(each)} is too small: try {smallest} or more.")
+            elif each >= self.plain_bytes:
+                remarks.append(f"With {format_bytes(each)} nothing moves.")
+        if not self.times:
+            remarks.append(
+                "Step times at other budgets are not known: pass machine=, with the link's speed."
+            )
+        return remarks
 
     def _tables(self) -> list[tuple[Sequence[str], Sequence[Sequence[str]]]]:
         tables: list[tuple[Sequence[str], Sequence[Sequence[str]]]] = [

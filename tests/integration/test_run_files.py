@@ -53,8 +53,36 @@ def test_files_when_asked_for_then_written_and_named_by_rank(tmp_path: Path) -> 
 def test_report_when_its_name_is_wrong_then_refused_before_the_script_runs(tmp_path: Path) -> None:
     done = run(tmp_path, "--budget", "4MiB", "--report", "run.pdf")
     assert done.returncode == 2
-    assert done.stderr.startswith("swapkit run: path='run.pdf': expected a name that ends in .html")
+    assert "run.pdf': expected a name that ends in .html" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_trace_when_its_name_is_wrong_then_refused_before_the_script_runs(tmp_path: Path) -> None:
+    done = run(tmp_path, "--budget", "4MiB", "--trace", "trace.txt")
+    assert done.returncode == 2
+    assert "trace.txt': expected a name that ends in .json" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_files_when_the_script_changes_its_folder_and_ends_oddly_then_where_they_were_asked_for(
+    tmp_path: Path,
+) -> None:
+    odd = "class Stop(BaseException): pass\nimport os, torch\nos.chdir('/')\nraise Stop"
+    (tmp_path / "odd.py").write_text(odd, encoding="utf-8")
+    command = [sys.executable, "-m", "swapkit", "run", "--device", "cpu", "--budget", "64MiB"]
+    done = subprocess.run(
+        [*command, "--trace", "trace.json.gz", "odd.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "RANK": ""},
+    )
+    assert done.returncode == 1, done.stderr
+    assert "cli/script.py" not in done.stderr
+    assert done.stderr.endswith(", 0 steps, 0 rescues\n")
+    assert (tmp_path / "trace.json.gz").is_file()
 
 
 def test_budget_when_it_is_chosen_then_what_is_free(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from swapkit._runtime.process.undo import raise_first
 from swapkit._runtime.torch_compat.accelerators import initialized_accelerator
-from swapkit._runtime.torch_compat.internals import FakeTensor
+from swapkit._runtime.torch_compat.internals import FakeTensor, buffers_of
 from swapkit._runtime.torch_compat.plain_tensors import is_plain
 
 if TYPE_CHECKING:
@@ -46,14 +47,28 @@ class TrainingState:
             self._keep_generators()
 
     def restore(self) -> None:
-        """Restore the state. A second call restores it again."""
+        """Restore the state; an error of one part keeps no other from it. A second call repeats it.
+
+        Parts that need no memory come first: the device may have none left.
+        """
+        errors: list[BaseException] = []
         with torch.no_grad():
-            for undo in self._undo:
-                undo()
+            for undo in reversed(self._undo):
+                try:
+                    undo()
+                except BaseException as error:  # noqa: BLE001 - raised below
+                    errors.append(error)
+        raise_first(errors)
 
     def _keep_tensor(self, tensor: torch.Tensor) -> None:
-        kept = _Kept(tensor)
-        self._undo.append(lambda: kept.fill(tensor))
+        kept, requires_grad = _Kept(tensor), tensor.requires_grad
+
+        def restore() -> None:
+            kept.fill(tensor)
+            if tensor.is_leaf:
+                tensor.requires_grad_(requires_grad)
+
+        self._undo.append(restore)
 
     def _keep_gradient(self, parameter: torch.Tensor) -> None:
         kept = None if parameter.grad is None else _Kept(parameter.grad)
@@ -67,9 +82,15 @@ class TrainingState:
     def _keep_module(self, module: torch.nn.Module) -> None:
         is_training = module.training
         kept = {name: _Kept(each) for name, each in module.named_buffers(recurse=False)}
+        names = set(buffers_of(module))  # with those that are None
 
         def restore() -> None:
             module.training = is_training
+            for name in [name for name in buffers_of(module) if name not in kept]:
+                if name in names:
+                    setattr(module, name, None)
+                else:
+                    delattr(module, name)
             for name, value in kept.items():
                 if not value.fill(getattr(module, name, None)):
                     setattr(module, name, value.into(None))
@@ -88,7 +109,10 @@ class TrainingState:
                 del optimizer.state[key]
             for key, value in state.items():
                 optimizer.state[key] = _put_back(value, optimizer.state.get(key))
+            del optimizer.param_groups[len(groups) :]
             for group, options in zip(optimizer.param_groups, groups, strict=False):
+                for name in [name for name in group if name not in {"params", *options}]:
+                    del group[name]
                 for name, value in options.items():
                     group[name] = _put_back(value, group.get(name))
 
@@ -126,7 +150,7 @@ class _Kept:
         if (tensor.shape, tensor.dtype) != (value.shape, value.dtype):
             return False
         if _has_value(tensor):
-            tensor.detach().copy_(value)
+            _write(tensor.detach(), value)
         return True
 
     def into(self, tensor: torch.Tensor | None) -> torch.Tensor:
@@ -140,6 +164,15 @@ class _Kept:
         )
         self.fill(made)
         return made.requires_grad_(self._requires_grad)
+
+
+def _write(target: torch.Tensor, value: torch.Tensor) -> None:
+    """Write a value into a tensor, whose elements may be one in memory, as after `expand`."""
+    strides = target.stride() if is_plain(target) else ()
+    for dimension, stride in enumerate(strides):
+        if stride == 0 and target.shape[dimension] > 1:
+            target, value = target.narrow(dimension, 0, 1), value.narrow(dimension, 0, 1)
+    target.copy_(value)
 
 
 def _has_value(tensor: torch.Tensor) -> bool:

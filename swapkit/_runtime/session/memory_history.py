@@ -56,14 +56,13 @@ class MemoryRecording:
     def __init__(self, life: SessionLife, max_entries: int) -> None:
         """Begin to record.
 
+        Args:
+            life: the session.
+            max_entries: of these, the latest are kept: see `check_entries`.
+
         Raises:
-            InvalidArgument: `max_entries` is not a number of at least 1.
             SessionError: the pool is not ours, or another session records it.
         """
-        if type(max_entries) is not int or not 1 <= max_entries <= _LARGEST:
-            raise InvalidArgument(
-                f"max_entries={show(max_entries)}: expected a whole number from 1 to {_LARGEST}"
-            )
         pool = require_pool(life.installation)
         ring = Ring(max_entries)
         try:
@@ -81,6 +80,18 @@ class MemoryRecording:
     def stop(self) -> None:
         """Stop recording; the events are lost. Safe to call twice."""
         self._stop()
+
+
+def check_entries(max_entries: object) -> None:
+    """Check how many events are to be kept.
+
+    Raises:
+        InvalidArgument: it is not a number of at least 1.
+    """
+    if type(max_entries) is not int or not 1 <= max_entries <= _LARGEST:
+        raise InvalidArgument(
+            f"max_entries={show(max_entries)}: expected a whole number from 1 to {_LARGEST}"
+        )
 
 
 def _detach(pool: Pool, scheduler: Scheduler) -> None:

@@ -11,11 +11,12 @@ from swapkit._runtime.session import memory_history
 from swapkit._runtime.session.explanation import explain, explain_layout, explain_uncollected
 from swapkit._runtime.session.reports import gather, tell_plan
 from swapkit._runtime.session.stats import list_metrics, summarize
-from swapkit._runtime.session.trace_files import TraceSources, check_suffix, write_trace_file
+from swapkit._runtime.session.trace_files import TraceSources, write_trace_file
 from swapkit.errors import SessionError
 from swapkit.ir.codec import write_planned
 from swapkit.reporting.html.card import STEPS_SHOWN, render_card, render_new
 from swapkit.reporting.reports import check_target, write_report
+from swapkit.reporting.traces.names import check_suffix
 from swapkit.units import format_bytes
 
 if TYPE_CHECKING:

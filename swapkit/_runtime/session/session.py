@@ -15,6 +15,7 @@ from swapkit._runtime.session.life import SessionLife, finish_ended
 from swapkit._runtime.session.memory_history import (
     MOST_ENTRIES,
     MemoryRecording,
+    check_entries,
     read_history,
 )
 from swapkit._runtime.session.results import NOT_ACTIVE, SessionResults
@@ -120,6 +121,7 @@ class Session(SessionResults):
         """
         if not self.is_active:
             raise SessionError(NOT_ACTIVE)
+        check_entries(max_entries)  # first: a refused call leaves the present record
         life = self._require()
         if self._recording is not None:
             self._recording.stop()

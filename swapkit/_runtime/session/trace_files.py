@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import pickle
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, BinaryIO
 
-from swapkit.errors import InfeasibleBudget, InvalidArgument, InvalidType, PlanMismatch
+from swapkit.errors import InfeasibleBudget, PlanMismatch
 from swapkit.ir.documents import write_file
 from swapkit.planning.reasons import explain_decisions
 from swapkit.reporting.traces.measured import MeasuredRun, add_measured_run
+from swapkit.reporting.traces.names import MEMORY
 from swapkit.reporting.traces.planned import PlannedStep, add_planned_step
 from swapkit.reporting.traces.snapshots import encode_snapshot
 from swapkit.reporting.traces.tracks import Tracks, format_document
 from swapkit.simulation.timeline import simulate
-from swapkit.units import show
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Sequence
 
     from swapkit._runtime.control.plan_status import PlanStatus
     from swapkit.ir.pool_histories import PoolHistory
     from swapkit.ir.runs import StepRecord
 
-_STEPS = (".json", ".json.gz")
-_MEMORY = ".pickle"
 _PROTOCOL = 4  # as torch's snapshots; a pickle of lists, dictionaries, numbers and text
 _NS_PER_S = 1e9
 
@@ -47,26 +45,6 @@ class TraceSources:
     memory: PoolHistory | None  # with its events, if they were recorded
 
 
-def check_suffix(path: object) -> str:
-    """Return the suffix of a trace's file.
-
-    Raises:
-        InvalidArgument: it is none of the known ones.
-        InvalidType: `path` is not a path.
-    """
-    if not isinstance(path, (str, os.PathLike)):
-        raise InvalidType(f"path={show(path)}: expected the path of the file to write")
-    name = os.fspath(path)
-    text = name if isinstance(name, str) else os.fsdecode(name)
-    for suffix in (*_STEPS, _MEMORY):
-        if text.endswith(suffix):
-            return suffix
-    raise InvalidArgument(
-        f"path={show(text)}: expected a name that ends in .json or .json.gz (steps, for Perfetto "
-        "and chrome://tracing), or in .pickle (memory, for torch's memory_viz)"
-    )
-
-
 def write_trace_file(path: str | os.PathLike[str], suffix: str, sources: TraceSources) -> None:
     """Write the file of a suffix that `check_suffix` returned.
 
@@ -75,7 +53,7 @@ def write_trace_file(path: str | os.PathLike[str], suffix: str, sources: TraceSo
         SessionError: a `.pickle` without a pool of ours.
         DiskError: the file cannot be written. A subclass of `OSError`.
     """
-    if suffix == _MEMORY:
+    if suffix == MEMORY:
         snapshot = encode_snapshot(sources.memory or sources.read_memory())
         write_file(path, lambda file: pickle.dump(snapshot, file, protocol=_PROTOCOL))
         return

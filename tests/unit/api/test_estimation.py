@@ -329,3 +329,18 @@ def test_step_when_it_is_not_alike_at_both_sizes_then_a_line_through_both_budget
     (row,) = found.largest_batches
     assert row.batch_size > 2000
     assert row.step_seconds is None
+
+
+def test_batch_sizes_when_the_step_ignores_them_then_refused() -> None:
+    model = torch.nn.Linear(8, 8)
+
+    def step(_size: int) -> None:
+        model(torch.ones(16, 8)).sum().backward()
+
+    with pytest.raises(InvalidArgument, match="takes the same memory with both sizes"):
+        swapkit.estimate(step, model, budget="1MiB", batch_sizes=(8, 16))
+
+
+def test_budget_when_too_small_then_the_table_says_so() -> None:
+    found = Training().estimate(budget="10KiB")
+    assert "10.00 KiB is too small: try " in str(found)

@@ -93,3 +93,64 @@ def test_state_when_kept_then_it_takes_no_memory_of_the_pool(installation: Any) 
     state = TrainingState(model, [])
     assert installation.pool.in_use_bytes() - before < 64 * 1024
     state.restore()
+
+
+class Lazy(torch.nn.Module):
+    """A module with buffers of all kinds, some of which its forward makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(4)
+        self.register_buffer("mask", torch.zeros(1).expand(4))
+        self.register_buffer("later", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.later = torch.ones(2)
+        self.register_buffer("new", torch.ones(3))
+        return self.norm(x) + self.mask
+
+
+def test_state_when_the_step_makes_buffers_then_they_are_gone_and_expanded_ones_stay() -> None:
+    model = Lazy()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = TrainingState(model, [])
+    model(torch.randn(8, 4))
+    assert "new" in model.state_dict()
+    state.restore()
+    after = model.state_dict()
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    assert model.later is None
+
+
+def test_state_when_options_are_added_or_frozen_then_as_before() -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD([model.weight], lr=0.1)
+    options = set(optimizer.param_groups[0])
+    state = TrainingState(model, [optimizer])
+    optimizer.add_param_group({"params": [model.bias]})
+    optimizer.param_groups[0]["new"] = 1
+    model.weight.requires_grad_(requires_grad=False)
+    state.restore()
+    assert len(optimizer.param_groups) == 1
+    assert set(optimizer.param_groups[0]) == options
+    assert model.weight.requires_grad
+
+
+def test_state_when_one_part_cannot_be_restored_then_all_others_are() -> None:
+    model = torch.nn.Linear(2, 2)
+    weight = model.weight.detach().clone()
+    state = TrainingState(model, [])
+    random_numbers = torch.get_rng_state()
+    with torch.no_grad():
+        model.weight.zero_()
+    torch.rand(3)
+
+    def fail() -> None:
+        raise RuntimeError("one part")
+
+    state._undo.insert(len(state._undo) // 2, fail)
+    with pytest.raises(RuntimeError, match="one part"):
+        state.restore()
+    assert torch.equal(model.weight, weight)
+    assert torch.equal(torch.get_rng_state(), random_numbers)
