@@ -16,7 +16,7 @@ from swapkit._native.lib import NULL, check, ffi, lib, text_of
 from swapkit.errors import InvalidArgument, SwapkitError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from types import TracebackType
 
     from typing_extensions import Self
@@ -100,9 +100,10 @@ class Handle:
     def _release(self, pointer: CData) -> None:
         raise NotImplementedError
 
-    def __del__(self) -> None:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # At exit the process gives everything back at once; a pool in use must stay in any case.
-        if not sys.is_finalizing():
+        # The function is a default: the interpreter has cleared this module when late objects go.
+        if not is_finalizing():
             with contextlib.suppress(SwapkitError, AttributeError):
                 self.close()
 
