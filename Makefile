@@ -217,7 +217,7 @@ npu: setup $(READY_NPU)
 # The native core is the one of .venv, as for `make npu`.
 integrations: setup $(INTEGRATIONS:%=.venv-%/.ready)
 	@for list in $(INTEGRATIONS); do echo "integrations: $$list"; .venv-$$list/bin/python -m pytest \
-		-q -rs -n $(WORKERS) --maxprocesses=8 --dist=loadscope tests/integrations $(ARGS) || exit 1; done
+		-q -rfEs -n $(WORKERS) --maxprocesses=8 --dist=loadscope tests/integrations $(ARGS) || exit 1; done
 
 clean:
 	@rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
