@@ -101,8 +101,7 @@ class Handle:
         raise NotImplementedError
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # At exit the process gives everything back at once; a pool in use must stay in any case.
-        # The function is a default: the interpreter has cleared this module when late objects go.
+        # At exit the process frees everything. This module's names may be gone; a default stays.
         if not is_finalizing():
             with contextlib.suppress(SwapkitError, AttributeError):
                 self.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -61,12 +62,15 @@ def make_trainer(kind: str, folder: Path, callbacks: list[Any]) -> Any:
             "chosen": [text(each + 1, TOKENS - 12) for each in numbers],
             "rejected": [text(each + 2, TOKENS - 12) for each in numbers],
         }
+    model = tiny_llama(layers=8)
+    reference = {"ref_model": copy.deepcopy(model)} if kind == "DPO" else {}
     return getattr(trl, f"{kind}Trainer")(
-        model=tiny_llama(layers=8),
+        model=model,
         args=getattr(trl, f"{kind}Config")(**options),
         train_dataset=Dataset.from_dict(data),
         processing_class=make_tokenizer(),
         callbacks=callbacks,
+        **reference,
     )
 
 
