@@ -130,7 +130,7 @@ def test_state_when_options_are_added_or_frozen_then_as_before() -> None:
     state = TrainingState(model, [optimizer])
     optimizer.add_param_group({"params": [model.bias]})
     optimizer.param_groups[0]["new"] = 1
-    model.weight.requires_grad_(requires_grad=False)
+    model.weight.requires_grad_(False)
     state.restore()
     assert len(optimizer.param_groups) == 1
     assert set(optimizer.param_groups[0]) == options
