@@ -98,6 +98,8 @@ def test_state_when_kept_then_it_takes_no_memory_of_the_pool(installation: Any) 
 class Lazy(torch.nn.Module):
     """A module with buffers of all kinds, some of which its forward makes."""
 
+    mask: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.norm = torch.nn.BatchNorm1d(4)
@@ -107,7 +109,8 @@ class Lazy(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.later = torch.ones(2)
         self.register_buffer("new", torch.ones(3))
-        return self.norm(x) + self.mask
+        normal: torch.Tensor = self.norm(x)
+        return normal + self.mask
 
 
 def test_state_when_the_step_makes_buffers_then_they_are_gone_and_expanded_ones_stay() -> None:
