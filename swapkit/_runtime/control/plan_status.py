@@ -76,7 +76,8 @@ def describe(status: PlanStatus, budget_bytes: int) -> str:
     prediction = plan.prediction
     if prediction is not None:
         plain_seconds = trace.seconds * status.pace
-        parts.append(f"{prediction.step_seconds / plain_seconds - 1:+.1%} step time")
+        if plain_seconds > 0:  # a step may be too short for the clock
+            parts.append(f"{prediction.step_seconds / plain_seconds - 1:+.1%} step time")
         used_bytes = prediction.reserved_bytes or prediction.peak_bytes
         parts.append(f"{format_bytes(used_bytes)} of {format_bytes(budget_bytes)}")
     return ", ".join(parts)

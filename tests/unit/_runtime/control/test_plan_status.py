@@ -53,6 +53,12 @@ def test_line_when_the_machine_is_slower_than_the_record_then_the_cost_is_relati
     assert "+0.0% step time" in told(caplog, replace(STATUS, pace=1.25))
 
 
+def test_line_when_the_clock_saw_no_time_then_it_names_none(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert told(caplog, replace(STATUS, pace=0.0)).endswith("recomputed, 13.00 MiB of 16.00 MiB")
+
+
 def test_line_when_nothing_moves_then_it_says_so(caplog: pytest.LogCaptureFixture) -> None:
     kept = replace(PLAN, decisions=())
     assert "all 3 storages stay on the device" in told(caplog, replace(STATUS, plan=kept))
