@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 from swapkit.api.path_arguments import read_argument
-from swapkit.cli.base import DONE, CliCommand
+from swapkit.cli.base import AUTO, DONE, check_budget, machine_option, script_command
 from swapkit.cli.output import waiting
-from swapkit.cli.run import ANY_WHOLE_BYTES, Refused, own_device, own_rank
+from swapkit.cli.run import Refused, own_device, own_rank
 from swapkit.cli.script import Ended, Script
 from swapkit.cli.torch_import import when_torch_is_imported
 from swapkit.errors import InvalidArgument, SwapkitError
 from swapkit.ir.codec import read_machine, read_trace
-from swapkit.units import parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,11 +31,7 @@ class _Recorded(Ended):
     """Ends the script: its step is recorded."""
 
 
-@click.command(
-    cls=CliCommand,
-    context_settings={"allow_interspersed_args": False},
-    options_metavar="[OPTIONS]",
-)
+@script_command()
 @click.option(
     "--budget",
     "budgets",
@@ -44,13 +39,7 @@ class _Recorded(Ended):
     help='Also predict a step within this memory: bytes, "10GiB"; a share of what the step takes '
     'without a budget, "60%"; "auto": what is free. May be repeated.',
 )
-@click.option(
-    "--machine",
-    "machine_file",
-    metavar="FILE",
-    help="Speeds of the target machine, as `swapkit machine --json FILE` writes them "
-    "(default: this machine).",
-)
+@machine_option
 @click.option("--device", help='E.g. "cpu" or "cuda:1" (default: an accelerator if present).')
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON instead of text.")
 @click.option("-m", "is_module", is_flag=True, help="Run a module, as python -m does.")
@@ -77,8 +66,7 @@ def estimate(
     if not program:
         raise click.UsageError("expected a script, -m and a module, or the file of a trace")
     for budget in budgets:
-        if budget != "auto":
-            parse_bytes(budget, whole_bytes=ANY_WHOLE_BYTES, name="--budget")
+        check_budget(budget)
     if machine_file is not None:
         read_argument("--machine", machine_file, read_machine, "a file of `swapkit machine --json`")
     if not is_module and Path(program[0]).suffix == _TRACE_SUFFIX:
@@ -148,7 +136,7 @@ class _Recording:
 
         try:
             self._budget = ScriptBudget(
-                "auto",
+                AUTO,
                 {"device": self._device or own_device(), "on_step": self._look},
                 plan=None,
                 refuse=_refuse,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from swapkit.cli.base import DONE, CliCommand
+from swapkit.cli.base import DONE, CliCommand, machine_option
 from swapkit.cli.machine import find_machine
 from swapkit.cli.output import waiting
 
@@ -23,13 +23,7 @@ _POLICIES = ("auto", "swap", "recompute")
 @click.command(cls=CliCommand)
 @click.argument("trace")
 @click.argument("budget")
-@click.option(
-    "--machine",
-    "machine_file",
-    metavar="FILE",
-    help="Speeds of the target machine, as `swapkit machine --json FILE` writes them "
-    "(default: this machine).",
-)
+@machine_option
 @click.option("--policy", type=click.Choice(_POLICIES), default="auto", show_default=True)
 @click.option("--out", metavar="FILE", help="Write the plan, for swapkit.budget(..., plan=FILE).")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON instead of text.")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from swapkit.api.path_arguments import read_argument
-from swapkit.cli.base import DONE, FAILED, CliCommand, code_of
+from swapkit.cli.base import AUTO, DONE, FAILED, check_budget, code_of, script_command
 from swapkit.cli.script import Ended, Script
 from swapkit.cli.torch_import import when_torch_is_imported
 from swapkit.errors import InvalidArgument, SwapkitError
@@ -20,7 +20,7 @@ from swapkit.ir.codec import read_planned
 from swapkit.reporting.machines import format_seconds
 from swapkit.reporting.reports import check_target
 from swapkit.reporting.traces.names import check_suffix
-from swapkit.units import format_bytes, parse_bytes
+from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     from swapkit._runtime.session.session import Session
     from swapkit.cli.script_budget import ScriptBudget
 
-_AUTO = "auto"
 _POLICIES = ("auto", "swap", "recompute", "rescue")
-ANY_WHOLE_BYTES = 1 << 40  # shares are resolved when the device is known
 _PATHS = ("disk", "plan", "save_plan", "report", "trace")
 _UNCOUNTED = (
     "no step was counted: no optimizer of torch has stepped in this process. For processes that "
@@ -61,8 +59,7 @@ class RunOptions:
             InvalidArgument: an amount cannot be parsed, or a file or folder does not exist.
             MissingPackage: a report as a page needs Bokeh.
         """
-        if self.budget != _AUTO:
-            parse_bytes(self.budget, whole_bytes=ANY_WHOLE_BYTES, name="--budget")
+        check_budget(self.budget)
         if self.plan is not None:
             read_argument("--plan", self.plan, read_planned, "the file of a plan")
         if self.report is not None:
@@ -94,14 +91,10 @@ class Refused(Ended):
         self.error = error
 
 
-@click.command(
-    cls=CliCommand,
-    context_settings={"allow_interspersed_args": False},
-    options_metavar="[OPTIONS]",
-)
+@script_command()
 @click.option(
     "--budget",
-    default=_AUTO,
+    default=AUTO,
     show_default=True,
     help='Bytes, or a share of the device\'s memory: "10GiB", "80%"; "auto": what is free.',
 )

@@ -86,7 +86,6 @@ class PoolHistory:
     segments: tuple[PoolSegment, ...]
     events: tuple[PoolEvent, ...] = ()  # in the order in which they happened to the pool
     lost_events: int = 0  # older ones, of which there is no record any more
-    is_recorded: bool = False
     moves_granules: bool = True  # memory is mapped and unmapped; False: segments come and go whole
     device_index: int = 0
     wall_ns: int = 0

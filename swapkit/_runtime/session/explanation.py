@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from swapkit._native.lives import LayoutStats
     from swapkit._runtime.control.plan_status import PlanStatus
     from swapkit.ir.runs import SessionStats
+    from swapkit.planning.search.trade_offs import TradeOff
     from swapkit.reporting.text import Holder
 
 MOST_KINDS = 4  # of steps that are listed, besides the current kind
@@ -115,7 +116,7 @@ def _explain_plan(stats: SessionStats, status: PlanStatus, policy: str) -> Itera
     reasons = explain_decisions(trace, plan, machine)
     yield format_plan(plan, reasons, step_seconds=stats.step_seconds)
     yield ""
-    offers = trade_offs(trace, machine, policy=policy if policy in POLICIES else POLICIES[0])
+    offers = find_trade_offs(status, policy)
     paced = [
         replace(
             offer,
@@ -125,3 +126,20 @@ def _explain_plan(stats: SessionStats, status: PlanStatus, policy: str) -> Itera
         for offer in offers
     ]
     yield format_trade_offs(paced, plan=plan)
+
+
+def find_trade_offs(status: PlanStatus, policy: str) -> tuple[TradeOff, ...]:
+    """Return the predicted step for other budgets; none: it is not known. Takes seconds.
+
+    Args:
+        status: of the search for a plan.
+        policy: the name of the session's policy; for the user's own, the first of ours stands in.
+
+    Raises:
+        SwapkitError: no plan can be made.
+    """
+    plan, trace, machine = status.plan, status.trace, status.machine
+    if plan is None or trace is None or machine is None:
+        return ()
+    machine = replace(machine, budget_bytes=plan.budget_bytes)
+    return trade_offs(trace, machine, policy=policy if policy in POLICIES else POLICIES[0])

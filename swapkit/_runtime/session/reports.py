@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import datetime
 import importlib
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from swapkit._runtime.control.plan_status import describe
-from swapkit._runtime.session.explanation import explain_layout, list_notes
+from swapkit._runtime.session.explanation import explain_layout, find_trade_offs, list_notes
 from swapkit.errors import SwapkitError
-from swapkit.planning.planner import POLICIES, trade_offs
 from swapkit.reporting.run_records import RunRecord
 
 if TYPE_CHECKING:
@@ -80,12 +78,7 @@ def tell_plan(status: PlanStatus, budget_bytes: int) -> str:
 
 
 def _find_trade_offs(status: PlanStatus, policy: str) -> tuple[TradeOff, ...]:
-    """Return the predicted step for other budgets; none: unknown."""
-    plan, trace, machine = status.plan, status.trace, status.machine
-    if plan is None or trace is None or machine is None:
-        return ()
-    machine = replace(machine, budget_bytes=plan.budget_bytes)
     try:
-        return trade_offs(trace, machine, policy=policy if policy in POLICIES else POLICIES[0])
+        return find_trade_offs(status, policy)
     except SwapkitError:  # a report shows what there is
         return ()

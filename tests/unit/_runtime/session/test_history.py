@@ -8,30 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch import nn
 
 import swapkit
 from swapkit._runtime.allocators.installation import require_installation
 from swapkit._runtime.session import history
 from swapkit.errors import InvalidArgument
+from tests.support.gelu_layers import make, train
 
 if TYPE_CHECKING:
     from swapkit._runtime.session.session import Session
-
-WIDTH = 64
-
-
-def make() -> tuple[nn.Module, torch.optim.Optimizer]:
-    swapkit.install(device="cpu")
-    model = nn.Sequential(*[nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(6)])
-    return model, torch.optim.SGD(model.parameters(), lr=1e-4)
-
-
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
-    for _ in range(steps):
-        model(torch.ones(2048, WIDTH)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
 
 
 def test_history_when_a_session_trains_then_its_sums_are_the_statistics() -> None:

@@ -8,31 +8,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from torch import nn
 
 import swapkit
 from swapkit.errors import InvalidArgument, SessionError
 from swapkit.reporting.run_records import read_run
+from tests.support.gelu_layers import make, train
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from swapkit._runtime.session.session import Session
-
-WIDTH = 64
-
-
-def make() -> tuple[nn.Module, torch.optim.Optimizer]:
-    swapkit.install(device="cpu")
-    model = nn.Sequential(*[nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(6)])
-    return model, torch.optim.SGD(model.parameters(), lr=1e-4)
-
-
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
-    for _ in range(steps):
-        model(torch.ones(2048, WIDTH)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
 
 
 def missing(session: Session, path: Path) -> list[str]:

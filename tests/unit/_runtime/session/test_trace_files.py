@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch import nn
 from torch.cuda import _memory_viz
 
 import swapkit
@@ -20,27 +19,14 @@ from swapkit.ir.allocations import max_live_bytes
 from swapkit.ir.snapshot_files import load_snapshot, unpickle_plain
 from swapkit.replay.reading import read_replayable
 from swapkit.testing import planning_at_once, slow_link
+from tests.support.gelu_layers import WIDTH, make, train
 from tests.support.snapshot_replay import check_snapshot
 from tests.support.trace_format import check_trace, counts_of, slices_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-WIDTH = 64
 MEASURED = 2
-
-
-def make() -> tuple[nn.Module, torch.optim.Optimizer]:
-    swapkit.install(device="cpu")
-    model = nn.Sequential(*[nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(6)])
-    return model, torch.optim.SGD(model.parameters(), lr=1e-4)
-
-
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
-    for _ in range(steps):
-        model(torch.ones(2048, WIDTH)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
 
 
 def read(path: Path) -> list[dict[str, Any]]:
