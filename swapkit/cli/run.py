@@ -276,17 +276,19 @@ def _is_needed(thread: threading.Thread) -> bool:
 
 def _summarize(budget: ScriptBudget, *, has_failed: bool) -> Iterator[str]:
     """Yield the lines of the summary. `has_failed`: whether the script has."""
-    session, steps = budget.session, budget.steps
+    session, totals = budget.session, budget.totals()
     yield (
-        f"budget {format_bytes(session.limit_bytes)}, peak {format_bytes(budget.peak_bytes)} "
-        f"reserved, {_count(steps, 'step')}, {_count(budget.rescues, 'rescue')}"
+        f"budget {format_bytes(session.limit_bytes)}, peak {format_bytes(totals.peak_bytes)} "
+        f"reserved, {_count(totals.steps, 'step')}, {_count(totals.rescues, 'rescue')}"
     )
     if budget.has_own:
         yield "the script has sessions of its own: these made the plans"
-    elif steps == 0 and not has_failed:
+    elif totals.steps == 0 and not has_failed:
         yield _UNCOUNTED
-    elif steps > 0:
+    elif totals.steps > 0:
         yield _describe_plan(session)
+    if budget.trainings > 1:
+        yield f"{budget.trainings} trainings, each with a plan of its own; files are of the last"
 
 
 def _count(number: int, what: str) -> str:

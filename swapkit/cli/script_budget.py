@@ -1,11 +1,15 @@
 """The sessions of `swapkit run`: a script inside a budget that it does not know of.
 
 When torch is imported, a first session without a plan begins. From then on the budget holds, and
-memory is freed when it runs out, whatever the script does. This session watches which modules the
-script trains and which optimizers step. Once each optimizer has stepped, a second session takes its
-place, with the model and the optimizers, as a user would have opened it. It records, plans and
-tries plans. So its steps begin with the model's forward: evaluation and data loading between steps
-belong to none, and inputs of other shapes get plans of their own.
+memory is freed when it runs out, whatever the script does. The hooks watch which modules the script
+trains and which optimizers step. Once each optimizer has stepped, a second session takes its place,
+with the model and the optimizers, as a user would have opened it. It records, plans and tries
+plans. So its steps begin with the model's forward: evaluation and data loading between steps belong
+to none, and inputs of other shapes get plans of their own.
+
+A script may train one model after another: the folds of a cross-validation, the stages of a
+distillation. Sessions hold their models weakly, so that each one goes when the script drops it.
+Once other optimizers step instead of the session's, the next session takes its place.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import logging
 import sys
 import threading
 import weakref
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,13 +27,14 @@ import torch
 import swapkit
 from swapkit._runtime.model import global_hooks
 from swapkit._runtime.model.step_counter import MOST_AHEAD
+from swapkit._runtime.model.weak_models import find_weakly
 from swapkit._runtime.optimizer.wrapped import list_optimizers
 from swapkit._runtime.saved.hooks import is_foreign
 from swapkit._runtime.torch_compat.internals import NO_TASK, graph_task
-from swapkit.errors import InvalidArgument, SwapkitError
+from swapkit.errors import InvalidArgument, PlanMismatch, SwapkitError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from swapkit._runtime.session.session import Session
 
@@ -39,7 +45,7 @@ class ScriptBudget:
     """Keeps one process within a budget. A listener of `global_hooks`.
 
     The hooks call it on any thread that runs modules or optimizers, with no lock held. Its own lock
-    guards the change from the first session to the second, and nothing waits for it.
+    guards the change from one session to the next, and nothing waits for it.
     """
 
     may_bypass = True  # it needs the outermost module calls only
@@ -68,12 +74,16 @@ class ScriptBudget:
         self._refuse = refuse
         self._roots: list[weakref.ref[torch.nn.Module]] = []  # in the order of their first calls
         self._steps: weakref.WeakKeyDictionary[torch.optim.Optimizer, int]
-        self._steps = weakref.WeakKeyDictionary()
+        self._steps = weakref.WeakKeyDictionary()  # of the training that has no plan yet
         self._is_ready = False  # whether the optimizers of a step are known
+        self.planned: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self.find_model = find_weakly(None)  # the model of the present plan
+        self._others = 0  # steps of other optimizers since one of `planned` stepped
+        self._ended = Totals()
         self._lock = threading.Lock()
         self.has_own = False  # whether the script has sessions of its own
-        self.is_planning = False  # whether the second session has begun
-        self.session = self._first = self._open_first(limit)
+        self.trainings = 0  # those that a session was opened for
+        self.session = self._open_first(limit)
         global_hooks.calls.add(self)
         global_hooks.steps.add(self)
 
@@ -81,23 +91,9 @@ class ScriptBudget:
         options = {**self._options, "policy": "rescue"}
         return swapkit.budget(limit, **options).__enter__()
 
-    @property
-    def steps(self) -> int:
-        """The steps so far, of both sessions."""
-        return self._add("steps")
-
-    @property
-    def rescues(self) -> int:
-        """The rescues so far, of both sessions."""
-        return self._add("oom_rescues")
-
-    @property
-    def peak_bytes(self) -> int:
-        """The most bytes reserved so far."""
-        return max(each.stats.peak_bytes for each in {self._first, self.session})
-
-    def _add(self, statistic: str) -> int:
-        return sum(getattr(each.stats, statistic) for each in {self._first, self.session})
+    def totals(self) -> Totals:
+        """Return the numbers of all sessions so far."""
+        return self._ended.add(self.session)
 
     def close(self) -> None:
         """End the budget."""
@@ -126,14 +122,32 @@ class ScriptBudget:
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Begin to plan after the step of the last optimizer, if nothing is in the way."""
+        if self._belongs_to_plan(optimizer):
+            return
         steps = self._steps[optimizer] = self._steps.get(optimizer, 0) + 1
         if not self._is_ready:
-            counts = dict(self._steps)
-            self._is_ready = steps >= MOST_AHEAD or all(
-                each in counts for each in _list_living_optimizers()
-            )
+            known = {*self._steps, *self.planned}
+            self._is_ready = steps >= MOST_AHEAD or known >= _list_living_optimizers()
         if self._is_ready and self._is_quiet():
             self._begin_planning()
+
+    def _belongs_to_plan(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Return whether an optimizer's step belongs to the training that the session plans.
+
+        It does not once the session's optimizers are gone, or have been overtaken by `MOST_AHEAD`
+        steps of others: the inner loop of meta-learning makes optimizers of its own, too.
+        """
+        if self.trainings == 0:
+            return False
+        model = self.find_model()
+        held = set() if model is None else {id(each) for each in model.parameters()}
+        if optimizer in self.planned or not held.isdisjoint(_list_parameters([optimizer])):
+            self._others = 0
+            self._steps.clear()
+            self._is_ready = False
+            return True
+        self._others += 1
+        return bool(self.planned) and self._others < MOST_AHEAD
 
     def _is_quiet(self) -> bool:
         """Return whether a session can begin here and last.
@@ -154,9 +168,8 @@ class ScriptBudget:
         if not self._lock.acquire(blocking=False):
             return  # another thread is just doing it
         try:
-            if not self.is_planning:
-                self.is_planning = True
-                self._stop_watching()
+            if self._is_ready:
+                self._is_ready = False
                 self._replace()
         finally:
             self._lock.release()
@@ -166,36 +179,88 @@ class ScriptBudget:
         global_hooks.steps.remove(self)
 
     def _replace(self) -> None:
-        """End the first session and begin the second; without success, one like the first."""
+        """End the present session and begin one that plans; without success, one like the first."""
         optimizers = [each for each in list_optimizers(list(self._steps)) if each in self._steps]
         model = self._choose_model(optimizers)
-        limit_bytes = self._first.limit_bytes
-        self._first.close()  # first: its hooks are on top of the thread's stack
+        limit_bytes = self.session.limit_bytes
+        self.session.close()  # before the next one: its hooks are on top of the thread's stack
+        self._ended = self.totals()
         try:
-            second = swapkit.budget(
-                limit_bytes, model, optimizers, plan=self._plan, **self._options
-            )
-            self.session = second.__enter__()
+            self.session = self._open(limit_bytes, model, optimizers)
         except SwapkitError as error:
             self.session = self._open_first(limit_bytes)
-            if self._plan is not None:
+            if self._plan is not None and self.trainings == 0:
                 self._refuse(error)
             _log.warning("no plan, rescue only: %s", error)
+        self.trainings += 1
+        self.find_model = find_weakly(model)
+        self.planned = weakref.WeakSet(optimizers)
+        self._others = 0
+        self._steps.clear()
+        self._roots[:] = [each for each in self._roots if each() is not None]
+
+    def _open(
+        self,
+        limit_bytes: int,
+        model: torch.nn.Module | None,
+        optimizers: list[torch.optim.Optimizer],
+    ) -> Session:
+        """Begin a session that plans; the given plan must fit the first training only.
+
+        Raises:
+            SwapkitError: the given plan does not fit, or the session cannot begin.
+        """
+
+        def begin(plan: str | None) -> Session:
+            session = swapkit.budget(limit_bytes, model, optimizers, plan=plan, **self._options)
+            session.hold_weakly()
+            return session.__enter__()
+
+        if self._plan is not None and self.trainings > 0:
+            try:
+                return begin(self._plan)
+            except PlanMismatch as error:
+                _log.info("training %d makes a plan of its own: %s", self.trainings + 1, error)
+                return begin(None)
+        return begin(self._plan)
 
     def _choose_model(self, optimizers: list[torch.optim.Optimizer]) -> torch.nn.Module | None:
         """Return the first module of a step whose parameters an optimizer holds; None: none."""
-        held = {
-            id(each)
-            for optimizer in optimizers
-            for group in optimizer.param_groups
-            for each in group["params"]
-        }
+        held = _list_parameters(optimizers)
         roots = [module for each in self._roots if (module := each()) is not None]
         found = next(
             (root for root in roots if any(id(each) in held for each in root.parameters())), None
         )
         # The names of a compiled module's parts are those of the module itself.
         return getattr(found, "_orig_mod", found)
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """The numbers of several sessions."""
+
+    steps: int = 0
+    rescues: int = 0
+    peak_bytes: int = 0  # reserved
+
+    def add(self, session: Session) -> Totals:
+        """Return the numbers with those of a session."""
+        stats = session.stats
+        return Totals(
+            self.steps + stats.steps,
+            self.rescues + stats.oom_rescues,
+            max(self.peak_bytes, stats.peak_bytes),
+        )
+
+
+def _list_parameters(optimizers: Iterable[torch.optim.Optimizer]) -> set[int]:
+    """Return the identities of the optimizers' parameters."""
+    return {
+        id(each)
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for each in group["params"]
+    }
 
 
 def _is_trained(module: torch.nn.Module) -> bool:

@@ -126,6 +126,56 @@ dist.destroy_process_group()
 """
 
 
+# One model after another; a training inside another one, with optimizers of its own. A plan is made
+# while the steps go on: the script waits for it after what it prints. One model is kept.
+FOLDS = f"""
+import gc, hashlib, time, weakref
+import torch, swapkit
+from torch import nn
+{DIGEST}
+
+def make(seed):
+    torch.manual_seed(seed)
+    return nn.Sequential(*[layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.GELU())])
+
+def update(model, optimizer):
+    model(torch.randn(2048, 64)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+def is_planned():
+    return all(each.plan and sum(each.plan.count_moved()) for each in swapkit.sessions())
+
+def train(seed):
+    model = make(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    for step in range(12):
+        if step == 8:
+            inner = make(0)
+            inner_optimizer = torch.optim.SGD(inner.parameters(), 0.1)
+            for _ in range(3):
+                update(inner, inner_optimizer)
+        update(model, optimizer)
+    tell(model)
+    more = 0
+    while (not is_planned() or more < 20) and more < 500:
+        time.sleep(0.01)
+        update(model, optimizer)
+        more += 1
+    print("planned", is_planned())
+    if seed == 1:
+        kept.append((model, optimizer))
+    return weakref.ref(model)
+
+kept = []
+
+for seed in range(3):
+    dropped = train(seed)
+    gc.collect()
+    print("dropped", dropped() is None)
+"""
+
+
 def write(folder: Path, text: str) -> Path:
     file = folder / "program.py"
     file.write_text(textwrap.dedent(text), encoding="utf-8")
@@ -197,6 +247,20 @@ def test_ranks_when_started_by_torchrun_then_each_holds_the_budget_with_the_same
     summaries = [line for line in done.stderr.splitlines() if "swapkit run: budget" in line]
     assert len(summaries) == 1, "of rank 0 alone"
     assert " 0 rescues" not in summaries[0]
+
+
+def test_script_when_it_trains_several_models_then_each_is_planned_and_dropped(
+    tmp_path: Path,
+) -> None:
+    file = write(tmp_path, FOLDS)
+    done = execute(*RUN, "--budget", "4MiB", file)
+    assert done.returncode == 0, done.stderr
+    assert digests(done) == digests(execute(file))
+    lines = done.stdout.splitlines()
+    assert lines.count("planned True") == 3
+    dropped = [line for line in lines if line.startswith("dropped")]
+    assert dropped == ["dropped True", "dropped False", "dropped True"], "the script keeps one"
+    assert "swapkit run: 3 trainings, each with a plan of its own" in done.stderr
 
 
 def test_console_script_when_called_then_it_is_the_module(tmp_path: Path) -> None:

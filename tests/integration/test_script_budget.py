@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +15,7 @@ from torch import nn
 
 import swapkit
 from swapkit._runtime.model import global_hooks
+from swapkit._runtime.model.step_counter import MOST_AHEAD
 from swapkit.cli.script_budget import ScriptBudget
 from swapkit.errors import PlanMismatch, SwapkitError
 
@@ -59,8 +62,12 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 1) ->
         optimizer.zero_grad()
 
 
+def train_new(model: nn.Module, steps: int) -> None:
+    train(model, torch.optim.SGD(model.parameters(), 0.1), steps)
+
+
 def model_of(budget: ScriptBudget) -> nn.Module | None:
-    return budget.session._model
+    return budget.find_model()
 
 
 def test_script_when_it_trains_one_model_then_planned_from_the_second_step_on() -> None:
@@ -70,11 +77,11 @@ def test_script_when_it_trains_one_model_then_planned_from_the_second_step_on() 
         with torch.no_grad():
             nn.Linear(4, 4)(torch.ones(4))  # a forward that trains nothing
         train(model, optimizer)
-        assert budget.is_planning
+        assert budget.trainings == 1
         assert model_of(budget) is model
-        assert budget.session._optimizers == (optimizer,)
+        assert list(budget.planned) == [optimizer]
         train(model, optimizer, 9)
-        assert budget.steps == 10
+        assert budget.totals().steps == 10
         assert budget.session.plan is not None
         assert budget.session.stage == "stable"
         assert budget.session.limit_bytes == 24 << 20
@@ -88,12 +95,12 @@ def test_script_when_it_has_two_optimizers_then_a_step_is_a_step_of_both() -> No
         for number in range(8):
             loss_of(nn.Sequential(maker, judge)).backward()
             first.step()
-            assert budget.is_planning is (number > 0)
+            assert budget.trainings == (number > 0)
             loss_of(nn.Sequential(maker, judge)).backward()
             second.step()
-            assert budget.is_planning
+            assert budget.trainings == 1
         assert budget.session.stats.steps == 7
-        assert set(budget.session._optimizers) == {first, second}
+        assert set(budget.planned) == {first, second}
 
 
 def test_script_when_an_optimizer_never_steps_then_not_waited_for_forever() -> None:
@@ -102,10 +109,10 @@ def test_script_when_an_optimizer_never_steps_then_not_waited_for_forever() -> N
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with within() as budget:
         train(model, optimizer, 15)
-        assert not budget.is_planning
+        assert budget.trainings == 0
         train(model, optimizer)
-        assert budget.is_planning
-        assert unused not in budget.session._optimizers
+        assert budget.trainings == 1
+        assert unused not in budget.planned
 
 
 def test_script_when_optimizers_step_in_backward_then_planned_from_the_next_forward_on() -> None:
@@ -121,11 +128,11 @@ def test_script_when_optimizers_step_in_backward_then_planned_from_the_next_forw
         handles.append(parameter.register_post_accumulate_grad_hook(update))
     with within() as budget:
         loss_of(model).backward()
-        assert not budget.is_planning
+        assert budget.trainings == 0
         for _ in range(9):
             loss_of(model).backward()
-        assert budget.is_planning
-        assert budget.steps == 10
+        assert budget.trainings == 1
+        assert budget.totals().steps == 10
         assert budget.session.plan is not None
     for handle in handles:  # else the optimizers would never be freed
         handle.remove()
@@ -137,9 +144,9 @@ def test_script_when_it_has_hooks_for_saved_tensors_then_planned_after_them() ->
     with within() as budget:
         with torch.autograd.graph.save_on_cpu():
             train(model, optimizer, 2)
-            assert not budget.is_planning
+            assert budget.trainings == 0
         train(model, optimizer)
-        assert budget.is_planning
+        assert budget.trainings == 1
 
 
 def test_script_when_it_opens_a_session_then_that_one_plans() -> None:
@@ -150,7 +157,7 @@ def test_script_when_it_opens_a_session_then_that_one_plans() -> None:
             train(model, optimizer, 3)
         assert own.stats.steps == 3
         assert budget.has_own
-        assert not budget.is_planning
+        assert budget.trainings == 0
 
 
 def test_script_when_it_trains_on_a_thread_then_planned_there() -> None:
@@ -160,8 +167,8 @@ def test_script_when_it_trains_on_a_thread_then_planned_there() -> None:
         thread = threading.Thread(target=train, args=(model, optimizer, 8))
         thread.start()
         thread.join()
-        assert budget.is_planning
-        assert budget.steps >= 7
+        assert budget.trainings == 1
+        assert budget.totals().steps >= 7
         assert budget.session.plan is not None
 
 
@@ -174,7 +181,7 @@ def test_script_when_it_has_no_module_then_planned_all_the_same() -> None:
             optimizer.step()
         assert model_of(budget) is None
         assert budget.session.plan is not None
-        assert budget.steps == 10
+        assert budget.totals().steps == 10
 
 
 def test_script_when_a_module_runs_again_in_backward_only_then_it_is_not_the_model() -> None:
@@ -186,7 +193,7 @@ def test_script_when_a_module_runs_again_in_backward_only_then_it_is_not_the_mod
         y.sum().backward()  # here the block first runs with gradients
         loss_of(head).backward()
         optimizer.step()
-        assert budget.is_planning
+        assert budget.trainings == 1
         assert model_of(budget) is head
 
 
@@ -195,8 +202,8 @@ def test_memory_when_it_runs_out_in_the_first_step_then_rescued() -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with within() as budget:
         train(model, optimizer)
-        assert budget.rescues > 0
-        assert budget.peak_bytes <= 24 << 20
+        assert budget.totals().rescues > 0
+        assert budget.totals().peak_bytes <= 24 << 20
 
 
 @pytest.mark.parametrize("is_same", [True, False])
@@ -216,3 +223,49 @@ def test_plan_when_given_then_followed_or_refused(is_same: bool, tmp_path: Path)
         with pytest.raises(PlanMismatch):
             train(other, optimizer)
         assert budget.session.is_active, "the budget holds until the script ends"
+
+
+def test_plan_when_given_then_later_trainings_follow_it_where_it_fits(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    with within() as budget:
+        train_new(make(), 8)
+        budget.session.save_plan(file)
+    with within(plan=str(file)) as budget:
+        for number, other in enumerate([make(), make(), nn.Sequential(*list(make())[:6])]):
+            train_new(other, 2)
+            assert budget.trainings == number + 1
+            assert (budget.session.stage == "stable") is (number < 2)
+        train_new(other, 2 * MOST_AHEAD)
+        assert budget.session.plan is not None
+
+
+def test_session_when_the_script_drops_its_model_then_the_model_goes() -> None:
+    with within() as budget:
+        model = make()
+        train_new(model, 10)
+        assert budget.session.plan is not None
+        assert budget.find_model() is model
+        dropped = weakref.ref(model)
+        del model
+        gc.collect()
+        assert dropped() is None
+        assert not budget.planned
+
+
+def test_script_when_another_model_trains_in_between_then_the_plan_stays() -> None:
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with within() as budget:
+        for _ in range(4):
+            train(model, optimizer)
+            train_new(make(), MOST_AHEAD - 1)
+            assert budget.find_model() is model
+        session = budget.session
+        train(model, torch.optim.SGD(model.parameters(), 0.1), MOST_AHEAD)
+        assert budget.session is session, "another optimizer of the same model"
+        other = make()
+        train_new(other, MOST_AHEAD)
+        assert budget.find_model() is other
+        assert budget.trainings == 2
+        assert not session.is_active
+        assert budget.totals().steps == session.stats.steps + budget.session.stats.steps + 1

@@ -31,9 +31,10 @@ from swapkit._runtime.execution.plan_checks import (
 )
 from swapkit._runtime.execution.plan_executor import PlanExecutor
 from swapkit._runtime.model import global_hooks
+from swapkit._runtime.model.weak_models import find_weakly
 from swapkit._runtime.process.undo import Undo, raise_first
 from swapkit._runtime.recording.notes import Setting
-from swapkit._runtime.saved.lent_hooks import Lending, find_weakly, is_call_of
+from swapkit._runtime.saved.lent_hooks import Lending, is_call_of
 from swapkit._runtime.thread_state import thread_state
 from swapkit._runtime.torch_compat.dispatch_modes import can_stay, drop_left
 from swapkit._runtime.torch_compat.internals import tracing_state

@@ -37,6 +37,7 @@ class SessionConfig:
         cpu_affinity: how to bind threads to CPUs; None: not at all.
         separates_lives: whether memory that lives unequally long is separate before addresses are
             planned.
+        holds_weakly: whether the model and the optimizers may go while the session is active.
         on_step: the user's function, to call with the session after each step.
     """
 
@@ -50,6 +51,7 @@ class SessionConfig:
     saved_plan: tuple[Trace, Plan] | None = None
     cpu_affinity: CpuAffinity | None = None
     separates_lives: bool = False
+    holds_weakly: bool = False
     on_step: Callable[..., object] | None = None
 
     @property

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 from swapkit._runtime.model import global_hooks
 from swapkit._runtime.model.listeners import running_steps
 from swapkit._runtime.model.tracker import NO_MODULE
+from swapkit._runtime.model.weak_models import find_weakly
 from swapkit._runtime.torch_compat.internals import (
     NO_TASK,
     current_node,
@@ -99,7 +100,8 @@ class StepCounter:
             rebase: sets the label of this thread's allocations outside of modules.
             tag: the label of an optimizer step's allocations.
         """
-        self._model = model
+        self._find_model = find_weakly(model)
+        self._is_of_model = model is not None
         self._end_step = end_step
         self._is_here = is_here
         self._rebase = rebase
@@ -121,6 +123,7 @@ class StepCounter:
         self._ended = 0
         self._uncounted = 0
         self._is_by_hand = False
+        self.warns = True  # if optimizers step, and none of them counts
 
     def start(self) -> None:
         """Begin to see steps."""
@@ -130,7 +133,8 @@ class StepCounter:
         """Stop counting. A step that still runs on another thread may call the hooks once more."""
         global_hooks.steps.remove(self)
         with self._lock:
-            self._has_given, self._model = False, None
+            self._has_given, self._is_of_model = False, False
+            self._find_model = find_weakly(None)
             self._end_step, self._is_here = _do_nothing, bool
             self._members.clear()
 
@@ -177,11 +181,12 @@ class StepCounter:
                 return False
             if optimizer in self._members or self._has_given:
                 return optimizer in self._members
-        return self._holds(optimizer) if self._model is not None else self._is_here()
+        return self._holds(optimizer) if self._is_of_model else self._is_here()
 
     def _holds(self, optimizer: torch.optim.Optimizer) -> bool:
         """Return whether an optimizer holds a parameter of the model."""
-        if self._model is None:
+        model = self._find_model()
+        if model is None:
             return False
         known, holds = self._held.get(optimizer, (0, False))
         if holds:
@@ -190,7 +195,7 @@ class StepCounter:
         state = hash(tuple(own))
         if known == state:
             return False
-        parameters = {id(each) for each in self._model.parameters()}
+        parameters = {id(each) for each in model.parameters()}
         holds = not parameters.isdisjoint(own)
         self._held[optimizer] = state, holds
         return holds
@@ -206,10 +211,10 @@ class StepCounter:
             if self._ended > 0:
                 return
             self._uncounted += self._is_here()
-            is_due = self._uncounted == STEPS_UNTIL_WARNING
+            is_due = self.warns and self._uncounted == STEPS_UNTIL_WARNING
         if is_due:
             self._uncounted += 1
-            warnings.warn(_describe_uncounted(optimizer, self._model), stacklevel=2)
+            warnings.warn(_describe_uncounted(optimizer, self._find_model()), stacklevel=2)
 
     def _note_instead(self, optimizer: torch.optim.Optimizer) -> None:
         """Make an optimizer count if it steps while no given one does. The lock is held."""

@@ -15,21 +15,19 @@ leaves a session.
 from __future__ import annotations
 
 import threading
-import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from swapkit._runtime.model import global_hooks
+from swapkit._runtime.model.weak_models import find_weakly
 from swapkit._runtime.saved.hooks import Hooks
 from swapkit._runtime.thread_state import thread_state
 from swapkit._runtime.torch_compat import thread_stacks as threads
 from swapkit._runtime.torch_compat.internals import AROUND_MODULE_CALL, NO_TASK, graph_task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from swapkit._runtime.saved.swapper import Swapper
 
 
@@ -150,12 +148,3 @@ def is_call_of(module: torch.nn.Module, model: torch.nn.Module | None) -> bool:
         return module is model
     is_compiled = type(module).__name__ == "OptimizedModule"
     return is_compiled and getattr(module, "_orig_mod", None) is model
-
-
-def find_weakly(model: torch.nn.Module | None) -> Callable[[], torch.nn.Module | None]:
-    """Return a function that returns the model, or None once the model is gone."""
-    return _find_none if model is None else weakref.ref(model)
-
-
-def _find_none() -> None:
-    """Return None: no model was given."""

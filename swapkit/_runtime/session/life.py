@@ -86,6 +86,7 @@ class SessionLife:
             rebase=installation.tracker.rebase,
             tag=installation.tracker.tag_named(OPTIMIZER_STEP) | TAG_OPTIMIZER,
         )
+        self._counter.warns = not config.holds_weakly
         self.thread = threading.current_thread()
         self._entered = thread_state.sessions  # the list of this thread
         self._of_process = Undo()

@@ -92,6 +92,14 @@ class Session(SessionResults):
         """
         self._advice.append(advise)
 
+    def hold_weakly(self) -> None:
+        """Do not keep the model and the optimizers alive: their owner may drop them meanwhile.
+
+        For code that opens a session for objects of others. Call it before you enter the session.
+        Such a session does not warn that an optimizer was not passed.
+        """
+        self._config = replace(self._config, holds_weakly=True)
+
     def separate_lives(self) -> None:
         """Keep memory that lives unequally long apart, from the first step on."""
         self._config = replace(self._config, separates_lives=True)
@@ -192,6 +200,8 @@ class Session(SessionResults):
         try:
             life.start()
             self._threads = life.threads
+            if self._config.holds_weakly:
+                self._model, self._optimizers = None, ()
             _list(self)
         except BaseException:  # interruptions too: `__exit__` is not called after one
             self._active = None

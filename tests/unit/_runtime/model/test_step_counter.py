@@ -322,7 +322,8 @@ def test_mark_when_none_was_given_then_only_marks_count(count: Any) -> None:
 
 
 def test_steps_when_none_counts_then_one_warning_says_why(count: Any) -> None:
-    counted = count(nn.Linear(2, 2))
+    model = nn.Linear(2, 2)
+    counted = count(model)
     foreign = sgd(nn.Linear(3, 3))
     foreign.step()
     foreign.step()
