@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from swapkit._native.lib import ffi, lib
-from swapkit._native.rings import RingEvent, ring_event
+from swapkit._native.rings import RingEvents
 
 if TYPE_CHECKING:
     from swapkit._native._lib import CData
@@ -46,13 +46,13 @@ class SegmentInfo:
     is_small: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PoolView:
     """A pool and its history at one moment. `lost_events`: how many were overwritten."""
 
     blocks: tuple[BlockInfo, ...]  # of one segment after the other, by address
     segments: tuple[SegmentInfo, ...]
-    events: tuple[RingEvent, ...]  # oldest first; none if no history is recorded
+    events: RingEvents  # oldest first; none if no history is recorded
     lost_events: int
 
 
@@ -82,13 +82,14 @@ def segment_info(segment: Any) -> SegmentInfo:
 def read_view(pool: CData) -> PoolView:
     """Return the blocks, the segments and the history of an `sk_pool` at one moment."""
     view = ffi.new("sk_pool_view *")
+    events = ffi.NULL
     while True:
         lib.sk_pool_view_get(pool, view)
         counts = view.event_count, view.block_count, view.segment_count
         room = view.most_events, view.most_blocks, view.most_segments
         if all(count <= most for count, most in zip(counts, room, strict=True)):
             break
-        # Kept alive by these names until the values are read.
+        # The view has addresses only: the arrays live as long as these names.
         events, view.most_events = _make_room("sk_ring_event[]", counts[0])
         blocks, view.most_blocks = _make_room("sk_block_info[]", counts[1])
         segments, view.most_segments = _make_room("sk_segment_info[]", counts[2])
@@ -96,7 +97,7 @@ def read_view(pool: CData) -> PoolView:
     return PoolView(
         blocks=tuple([block_info(view.blocks[i]) for i in range(counts[1])]),
         segments=tuple([segment_info(view.segments[i]) for i in range(counts[2])]),
-        events=tuple([ring_event(view.events[i]) for i in range(counts[0])]),
+        events=RingEvents(events, counts[0]),
         lost_events=view.lost_events,
     )
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from swapkit._native.backend import Handle
 from swapkit._native.lib import check, ffi, lib
@@ -74,6 +75,35 @@ class Ring(Handle):
 
     def _release(self, pointer: CData) -> None:
         lib.sk_ring_destroy(pointer)
+
+
+class RingEvents(Sequence[RingEvent]):
+    """Events copied out of a ring, oldest first. Each look at one makes a new object.
+
+    Half a million events are 40 MB here, and as objects ten seconds of time and four times that.
+    """
+
+    def __init__(self, events: CData, count: int) -> None:
+        """Keep the first `count` of an array of `sk_ring_event`."""
+        self._events, self._count = events, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> RingEvent: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[RingEvent]: ...
+
+    def __getitem__(self, index: int | slice) -> RingEvent | list[RingEvent]:
+        places = range(self._count)[index]
+        if isinstance(places, range):
+            return [ring_event(self._events[place]) for place in places]
+        return ring_event(self._events[places])
+
+    def __repr__(self) -> str:
+        return f"<{self._count} events of a ring>"
 
 
 def ring_event(event: Any) -> RingEvent:

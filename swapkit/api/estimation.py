@@ -198,7 +198,12 @@ def _find_largest(batches: Batches, machine: Machine | None, budget_bytes: int) 
     seconds = None
     if size and machine is not None:
         seconds = batches.find_seconds(size, machine, budget_bytes)
-    return LargestBatch(budget_bytes=budget_bytes, batch_size=size, step_seconds=seconds)
+    return LargestBatch(
+        budget_bytes=budget_bytes,
+        batch_size=size,
+        step_seconds=seconds,
+        is_capped=batches.is_capped(size),
+    )
 
 
 def _record(step: Callable[[], object], setting: Setting) -> Trace:

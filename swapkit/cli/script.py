@@ -7,6 +7,7 @@ import importlib.machinery
 import importlib.util
 import io
 import os
+import pkgutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +42,8 @@ class Script:
     """A program of the user, and its arguments.
 
     Args:
-        name: the path of a script, or the dotted name of a module.
+        name: the path of a script, or of a folder or archive with a `__main__.py`, or the dotted
+            name of a module.
         is_module: whether the name is a module's.
         arguments: what the program finds in `sys.argv[1:]`.
     """
@@ -81,13 +83,28 @@ class Script:
         Raises:
             InvalidArgument: there is no such script or module.
         """
-        return self._prepare_module() if self.is_module else self._prepare_script()
+        if self.is_module:
+            return self._prepare_module()
+        spec = _find_main_of(os.path.abspath(self.name))
+        return self._prepare_script() if spec is None else self._prepare_folder(spec)
+
+    def _prepare_folder(self, spec: ModuleSpec) -> Callable[[], None]:
+        _set_path(os.path.abspath(self.name))
+        sys.argv = [self.name, *self.arguments]
+
+        def execute() -> None:
+            code = _code_of(spec)
+            assert code is not None
+            exec(code, _make_main(spec.origin, loader=spec.loader, spec=spec).__dict__)
+
+        return execute
 
     def _prepare_script(self) -> Callable[[], None]:
         path = Path(self.name)
         if not path.is_file():
             raise InvalidArgument(
-                f"{self.name!r} is no file: pass the path of a script, or -m and a module's name"
+                f"{self.name!r} is neither a file nor a folder with a __main__.py: pass the path "
+                "of a script, or -m and a module's name"
             )
         # As Python since 3.9: the full path in tracebacks, the given one in sys.argv.
         file = os.path.abspath(path)
@@ -159,11 +176,23 @@ def _find_module(name: str) -> tuple[ModuleSpec, CodeType]:
         spec = None
     if spec is None:
         raise _NoProgram(f"no module named {name!r}; the search began in {sys.path[0]!r}")
-    loader = spec.loader
-    code = loader.get_code(name) if isinstance(loader, importlib.abc.InspectLoader) else None
+    code = _code_of(spec)
     if code is None:
         raise _NoProgram(f"the module {name!r} has no Python code to run")
     return spec, code
+
+
+def _find_main_of(path: str) -> ModuleSpec | None:
+    """Return the spec of the `__main__` in a folder or an archive; None: it has none."""
+    finder = pkgutil.get_importer(path)
+    return None if finder is None else finder.find_spec(_MAIN)
+
+
+def _code_of(spec: ModuleSpec) -> CodeType | None:
+    """Return the code of a module; None: it is not written in Python."""
+    get_code = getattr(spec.loader, "get_code", None)  # archives' loaders are no InspectLoader
+    code: CodeType | None = None if get_code is None else get_code(spec.name)
+    return code
 
 
 def _code_of_exit(error: SystemExit) -> int:

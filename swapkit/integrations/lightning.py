@@ -81,6 +81,7 @@ class SwapkitCallback(Callback):  # type: ignore[misc,unused-ignore]
         self._limit = limit
         self._logs_metrics = log_metrics
         self._options = options
+        self._place = 0  # among the trainer's callbacks, outside of its runs
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({show(self._limit)}, session={self.session!r})"
@@ -90,6 +91,19 @@ class SwapkitCallback(Callback):  # type: ignore[misc,unused-ignore]
         return {**self.__dict__, "session": None}
 
     # ---- beginnings ------------------------------------------------------------------------------
+
+    def setup(self, trainer: Any, pl_module: torch.nn.Module, stage: str) -> None:  # noqa: ANN401, ARG002
+        """Move to the front for this run.
+
+        Lightning's tuning callbacks train in their `on_fit_start`, and must find the session open.
+        """
+        self._place = trainer.callbacks.index(self)
+        self._put(trainer, 0)
+
+    def _put(self, trainer: Any, place: int) -> None:  # noqa: ANN401 - of either package
+        """Move to a place among the callbacks. In a new list: the trainer goes through this one."""
+        others = [each for each in trainer.callbacks if each is not self]
+        trainer.callbacks = [*others[:place], self, *others[place:]]
 
     def on_fit_start(self, trainer: Any, pl_module: torch.nn.Module) -> None:  # noqa: ANN401 - of either package
         """Open the session: the optimizers exist, and the module is on its device.
@@ -155,16 +169,22 @@ class SwapkitCallback(Callback):  # type: ignore[misc,unused-ignore]
 
     def on_exception(
         self,
-        trainer: Any,  # noqa: ANN401, ARG002 - as Lightning calls it
-        pl_module: torch.nn.Module,  # noqa: ARG002
+        trainer: Any,  # noqa: ANN401 - of either package
+        pl_module: torch.nn.Module,  # noqa: ARG002 - as Lightning calls it
         exception: BaseException,  # noqa: ARG002
     ) -> None:
         """Close the session."""
-        self.close()
+        self._end(trainer)
 
     def teardown(self, trainer: Any, pl_module: torch.nn.Module, stage: str) -> None:  # noqa: ANN401, ARG002
         """Close the session."""
+        self._end(trainer)
+
+    def _end(self, trainer: Any) -> None:  # noqa: ANN401 - of either package
+        """Close the session; move back to where the trainer had this callback."""
         self.close()
+        if self in trainer.callbacks:
+            self._put(trainer, self._place)
 
     def close(self) -> None:
         """Close the session, if one is active. Safe to call twice."""

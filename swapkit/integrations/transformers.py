@@ -10,6 +10,7 @@ trainer.train()
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 import weakref
@@ -27,6 +28,7 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback  # n
 from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback  # noqa: E402
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
 
     import torch
@@ -128,7 +130,7 @@ class SwapkitCallback(TrainerCallback):
         if loop is not None:
             bind(self._opened, loop)
         if handler is not None and self._logs_metrics:
-            _put_before_reporters(handler, self)
+            self._opened.put_back = _put_before_reporters(handler, self)
 
     def on_log(
         self,
@@ -190,6 +192,7 @@ class _Opened:
         self._switch_back = weakref.finalize(self, _set_checkpointing, checkpointed, is_on=True)
         self._switch_back.atexit = False
         self.limit_bytes = session.limit_bytes
+        self.put_back: Callable[[], None] | None = None  # restores the order of the callbacks
 
     @property
     def is_active(self) -> bool:
@@ -198,6 +201,8 @@ class _Opened:
     def close(self) -> None:
         """End the session, on any thread."""
         self._switch_back()
+        if self.put_back is not None:
+            self.put_back()
         self._session.close()
 
 
@@ -253,18 +258,28 @@ def _is_handlers(frame: FrameType) -> bool:
     return isinstance(frame.f_locals.get("self"), CallbackHandler)
 
 
-def _put_before_reporters(handler: CallbackHandler, callback: SwapkitCallback) -> None:
+def _put_before_reporters(
+    handler: CallbackHandler, callback: SwapkitCallback
+) -> Callable[[], None]:
     """Let reporters see the metrics, and hide them from callbacks that print to the console.
 
     Callbacks share one dict of logs, in the order of a list. The list is replaced, not changed: the
     handler is going through it.
+
+    Returns:
+        Restores the order. Callbacks that were added meanwhile come last.
     """
-    others = [
-        each
-        for each in handler.callbacks
-        if each is not callback and type(each) is not ConsoleFilter
-    ]
+    places = {id(each): place for place, each in enumerate(handler.callbacks)}
+    others = [each for each in handler.callbacks if each is not callback]
     first = [each for each in others if isinstance(each, DefaultFlowCallback)]
     printers = [each for each in others if isinstance(each, (PrinterCallback, ProgressCallback))]
     rest = [each for each in others if each not in first and each not in printers]
     handler.callbacks = [*first, callback, *rest, ConsoleFilter(), *printers]
+    return functools.partial(_put_back, weakref.ref(handler), places)
+
+
+def _put_back(find_handler: Callable[[], CallbackHandler | None], places: dict[int, int]) -> None:
+    handler = find_handler()
+    if handler is not None:
+        present = [each for each in handler.callbacks if type(each) is not ConsoleFilter]
+        handler.callbacks = sorted(present, key=lambda each: places.get(id(each), len(places)))

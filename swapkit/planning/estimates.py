@@ -165,15 +165,19 @@ class Batches:
             return None
         return measure_budgets(lower(trace), machine, [budget_bytes])[0].seconds
 
+    def is_capped(self, size: int) -> bool:
+        """Return whether larger batches are not considered: `MOST_TIMES` the recorded size."""
+        return size >= MOST_TIMES * self._sizes[1]
+
     def find_largest(self, budget_bytes: int) -> int:
         """Return the size of the largest batch that fits a budget; 0: not even one sample does.
 
-        At most `MOST_TIMES` times the larger recorded size.
+        At most the size of `is_capped`.
         """
         low, high = 0, self._sizes[1]  # `low` fits
         while self.smallest_bytes(high) <= budget_bytes:
             low = high
-            if high >= MOST_TIMES * self._sizes[1]:
+            if self.is_capped(high):
                 return high
             high *= 2
         while high - low > 1:

@@ -27,6 +27,7 @@ class LargestBatch:
     budget_bytes: int
     batch_size: int  # 0: not even one sample fits
     step_seconds: float | None = None  # predicted, of that batch at that budget; None: not known
+    is_capped: bool = False  # larger ones may fit: none of that size was considered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -103,7 +104,9 @@ class Estimate:
             "optimizer_bytes": self.optimizer_bytes,
             "step_seconds": self.step_seconds,
         }
-        values |= {f"budgets_{index}": each for index, each in enumerate(self.budgets)}
+        for index, each in enumerate(self.budgets):
+            values[f"budgets_{index}"] = each
+            values[f"budgets_{index}_fits"] = self.fits(each)
         for index, time in enumerate(self.times):
             for name in time.__slots__:
                 values[f"times_{index}_{name}"] = getattr(time, name)
@@ -190,7 +193,7 @@ def _batch_row(each: LargestBatch) -> tuple[str, ...]:
     seconds = each.step_seconds
     return (
         format_bytes(each.budget_bytes),
-        str(each.batch_size) if each.batch_size else "none fits",
+        f"{each.batch_size}{' or more' * each.is_capped}" if each.batch_size else "none fits",
         format_seconds(seconds) if seconds else "-",
         f"{each.batch_size / seconds:.1f}" if seconds else "-",
     )

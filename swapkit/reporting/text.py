@@ -110,6 +110,16 @@ def _describe_free(failure: AllocationFailure, whole: int) -> str:
     )
 
 
+def _torch_words(device: str) -> str:
+    """Return what torch's error for a device says.
+
+    Libraries look for these words and try a smaller batch: accelerate, transformers, Lightning.
+    """
+    if device.startswith(("cuda", "npu")):
+        return f"{device.partition(':')[0].upper()} out of memory"
+    return "DefaultCPUAllocator: can't allocate memory: out of memory"
+
+
 def format_failure(failure: AllocationFailure) -> str:
     """Return the text of an out-of-memory error: request, free memory, holders, and hints."""
     whole = failure.budget or failure.device_bytes
@@ -125,8 +135,7 @@ def format_failure(failure: AllocationFailure) -> str:
         f"swapkit: out of memory on {failure.device}: {format_bytes(failure.asked)} "
         f"({failure.asked} bytes) requested{where}; {limit}.",
         f"In use: {format_bytes(failure.in_use)}; reserved: {format_bytes(failure.reserved)}; "
-        # Libraries look for the last words, and try a smaller batch: accelerate, transformers.
-        f"{_describe_free(failure, whole)}: out of memory.",
+        f"{_describe_free(failure, whole)}: {_torch_words(failure.device)}.",
         *(["Largest holders (number of tensors):"] if failure.holders else []),
         *format_holders(failure.holders),
         "What to try:",

@@ -174,6 +174,7 @@ def test_fit_when_a_batch_raises_then_the_session_is_closed(tmp_path: Path, pack
     with pytest.raises(_BrokenBatchError):
         trainer.fit(make_module(package, breaks_at=2), make_data())
     assert not callback.session.is_active
+    assert trainer.callbacks[-1] is callback
     assert swapkit.sessions() == ()
     assert swapkit.memory_stats()["budget_bytes"] == 0
 
@@ -187,6 +188,54 @@ def test_fit_when_the_budget_holds_not_even_the_module_then_refused(
         make_trainer(package, tmp_path, [callback]).fit(make_module(package), make_data())
     assert callback.session is None
     assert swapkit.sessions() == ()
+
+
+def make_tuned(package: str) -> Any:
+    """Return a module whose batch size and learning rate can be tuned."""
+
+    class Tuned(type(make_module(package))):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.batch_size, self.lr = 128, 0.01
+
+        def train_dataloader(self) -> Any:
+            rows = torch.utils.data.TensorDataset(torch.ones(1 << 16, WIDTH))
+            return torch.utils.data.DataLoader(rows, batch_size=self.batch_size)
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            self.sessions.append(swapkit.sessions())
+            loss: torch.Tensor = super().training_step(batch, batch_idx)
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.parameters(), lr=self.lr)
+
+    return Tuned()
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_tuning_when_in_a_budget_then_it_finds_a_batch_size_that_fits(
+    tmp_path: Path, package: str
+) -> None:
+    callback = make_callback("16MiB")
+    tuners = importlib.import_module(f"{package}.callbacks")
+    finders = [
+        tuners.BatchSizeFinder(init_val=128, max_trials=12),
+        tuners.LearningRateFinder(num_training_steps=4),
+    ]
+    module = make_tuned(package)
+    trainer = make_trainer(package, tmp_path, [*finders, callback], enable_checkpointing=True)
+    before = list(trainer.callbacks)
+    trainer.fit(module)
+    assert trainer.callbacks == before
+    # A row needs 7 KiB in the forward, most of which can be moved, and the largest batch has 2**16.
+    assert 1 << 10 <= module.batch_size < 1 << 16
+    assert {len(each) for each in module.sessions} == {1}
+    session = callback.session
+    assert {each[0] for each in module.sessions} == {session}, "tuning and training share one"
+    assert session.stats.oom_rescues > 0
+    assert session.stats.peak_bytes <= session.limit_bytes
+    assert not session.is_active
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -25,6 +25,7 @@ from tests.integrations.support import (
 from tests.support import installed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 pytestmark = [needs("transformers", "accelerate"), QUIET, pytest.mark.usefixtures("installation")]
@@ -40,7 +41,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def make_trainer(
-    folder: Path, callbacks: list[Any], kind: type | None = None, **options: Any
+    folder: Path,
+    callbacks: list[Any],
+    kind: type | None = None,
+    adapt: Callable[[Any], Any] = lambda model: model,
+    **options: Any,
 ) -> Any:
     from transformers import Trainer, TrainingArguments
 
@@ -50,7 +55,7 @@ def make_trainer(
         "use_cpu": True, "seed": 1,
     }  # fmt: skip
     return (kind or Trainer)(
-        model=tiny_llama(),
+        model=adapt(tiny_llama()),
         args=TrainingArguments(**{**common, **options}),
         train_dataset=make_rows(),
         eval_dataset=make_rows(8),
@@ -107,6 +112,21 @@ def test_trainer_when_it_trains_in_a_budget_then_the_same_bits(
     found = train(tmp_path / "ours", [callback], **options)
     assert_same_within(found, plain, callback.session)
     assert callback.session.stats.steps == 6
+
+
+@needs("peft")
+@pytest.mark.promise("A3")
+def test_trainer_when_peft_adapts_the_model_then_the_same_bits(tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    def adapt(model: Any) -> Any:
+        config = LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["q_proj", "v_proj"])
+        return get_peft_model(model, config)
+
+    plain = train(tmp_path, [], adapt=adapt)
+    callback = make_callback(int(0.85 * plain.peak_bytes))
+    found = train(tmp_path, [callback], adapt=adapt)
+    assert_same_within(found, plain, callback.session)
 
 
 def test_trainer_when_it_resumes_then_the_same_bits(tmp_path: Path) -> None:
@@ -235,8 +255,10 @@ def test_trainer_when_it_logs_then_metrics_reach_history_and_tensorboard(
     if not hasattr(_arguments_class(), "logging_dir"):
         del options["logging_dir"]
     trainer = make_trainer(tmp_path, [callback], **options)
-    trainer.train()
-    trainer.train()  # callbacks are in order already
+    before = list(trainer.callback_handler.callbacks)
+    for _ in range(2):
+        trainer.train()
+        assert trainer.callback_handler.callbacks == before
     logged = [each for each in trainer.state.log_history if "loss" in each]
     assert [each["swapkit/steps"] for each in logged] == [2, 4, 6]
     scalars = read_scalars(tmp_path / "runs")

@@ -114,30 +114,40 @@ def require_pool(installation: Installation) -> Pool:
     return pool
 
 
-def read_history(installation: Installation) -> PoolHistory:
-    """Return the present blocks of a pool, and its events if they are recorded. Any thread.
+class PoolLook:
+    """The present blocks of a pool, and its events if they are recorded. Any thread.
 
-    Raises:
-        SessionError: the pool is not ours.
+    Quick to take when a session ends; the history, which takes longer, is made for those who ask.
     """
-    pool = require_pool(installation)
-    view = pool.view()
-    name = installation.tracker.name
 
-    def label(tag: int) -> str:
-        module = name(tag)
-        if module and tag & TAG_BACKWARD:
-            return f"{module} (backward)"
-        return module
+    def __init__(self, installation: Installation) -> None:
+        """Look at the pool.
 
-    return PoolHistory(
-        segments=tuple(_join_segments(view, label)),
-        events=tuple(_event(each, label) for each in view.events if each.kind in _KINDS),
-        lost_events=view.lost_events,
-        moves_granules=bool(pool.stats()["expandable_segments"]),
-        device_index=max(0, installation.device.index),
-        wall_ns=time.time_ns() - time.monotonic_ns(),
-    )
+        Raises:
+            SessionError: the pool is not ours.
+        """
+        pool = require_pool(installation)
+        self._view = pool.view()
+        self._name = installation.tracker.name
+        self._moves_granules = bool(pool.stats()["expandable_segments"])
+        self._device_index = max(0, installation.device.index)
+        self._wall_ns = time.time_ns() - time.monotonic_ns()
+
+    def history(self) -> PoolHistory:
+        """Return what was seen."""
+        view = self._view
+        return PoolHistory(
+            segments=tuple(_join_segments(view, self._label)),
+            events=tuple(_event(each, self._label) for each in view.events if each.kind in _KINDS),
+            lost_events=view.lost_events,
+            moves_granules=self._moves_granules,
+            device_index=self._device_index,
+            wall_ns=self._wall_ns,
+        )
+
+    def _label(self, tag: int) -> str:
+        module = self._name(tag)
+        return f"{module} (backward)" if module and tag & TAG_BACKWARD else module
 
 
 def _event(event: RingEvent, label: Callable[[int], str]) -> PoolEvent:

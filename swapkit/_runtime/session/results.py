@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from swapkit._runtime.allocators.advice import advise_layout
 from swapkit._runtime.allocators.memory_holders import find_outside, find_uncollected
 from swapkit._runtime.control.plan_status import PlanStatus
-from swapkit._runtime.session import memory_history
 from swapkit._runtime.session.explanation import explain, explain_layout, explain_uncollected
+from swapkit._runtime.session.memory_history import PoolLook
 from swapkit._runtime.session.reports import gather, tell_plan
 from swapkit._runtime.session.stats import list_metrics, summarize
 from swapkit._runtime.session.trace_files import TraceSources, write_trace_file
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from swapkit._runtime.session.life import SessionLife
     from swapkit._runtime.session.memory_history import MemoryRecording
     from swapkit.ir.plans import Plan
-    from swapkit.ir.pool_histories import PoolHistory
     from swapkit.ir.runs import SessionStats, StepRecord
     from swapkit.ir.traces import Trace
     from swapkit.reporting.run_records import RunRecord
@@ -46,7 +45,7 @@ class SessionResults:
         self._history: tuple[StepRecord, ...] = ()
         self._last_step_ended_at = 0.0
         self._recording: MemoryRecording | None = None  # of the pool, while it is on
-        self._final_memory: PoolHistory | None = None  # of a recording, at the session's end
+        self._final_memory: PoolLook | None = None  # of a recording, at the session's end
         self._status = PlanStatus()
         self._threads = ""  # the CPUs that they are bound to
         self._installation: Installation | None = None
@@ -227,16 +226,28 @@ class SessionResults:
             if active is None
             else active.history.timed_records()
         )
-        is_recorded = self._recording is not None
         sources = TraceSources(
             status=self._look(),
             steps=steps,
             ended_at=ended_at,
             budget_bytes=self.limit_bytes,
-            read_memory=lambda: memory_history.read_history(installation),
-            memory=memory_history.read_history(installation) if is_recorded else self._final_memory,
+            look_at_memory=lambda: PoolLook(installation),
+            memory=self._look_at_memory(installation),
         )
         write_trace_file(path, suffix, sources)
+
+    def _look_at_memory(self, installation: Installation) -> PoolLook | None:
+        """Return the recorded memory; None: it is not recorded.
+
+        Another thread may end the session meanwhile. It keeps the record, then forgets the
+        recording, then stops it: so a look while the recording is known has all events.
+        """
+        recording = self._recording
+        if recording is not None:
+            look = PoolLook(installation)
+            if self._recording is recording:
+                return look
+        return self._final_memory
 
     def _gather(self) -> RunRecord:
         stats = self.stats

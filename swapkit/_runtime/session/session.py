@@ -15,8 +15,8 @@ from swapkit._runtime.session.life import SessionLife, finish_ended
 from swapkit._runtime.session.memory_history import (
     MOST_ENTRIES,
     MemoryRecording,
+    PoolLook,
     check_entries,
-    read_history,
 )
 from swapkit._runtime.session.results import NOT_ACTIVE, SessionResults
 from swapkit._runtime.torch_compat.fork_locks import make_fork_lock
@@ -151,11 +151,11 @@ class Session(SessionResults):
         if self._recording is None:
             return
         try:
-            self._final_memory = read_history(life.installation)
+            self._final_memory = PoolLook(life.installation)
         except BaseException as error:  # noqa: BLE001 - raised by the caller
             errors.append(error)
-        self._recording.stop()
-        self._recording = None
+        recording, self._recording = self._recording, None  # first: see `_look_at_memory`
+        recording.stop()
 
     def __call__(self, function: _Function) -> _Function:
         """Decorate a function: each call runs in a new session with these options.

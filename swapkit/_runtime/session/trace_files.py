@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from swapkit._runtime.control.plan_status import PlanStatus
-    from swapkit.ir.pool_histories import PoolHistory
+    from swapkit._runtime.session.memory_history import PoolLook
     from swapkit.ir.runs import StepRecord
 
 _PROTOCOL = 4  # as torch's snapshots; a pickle of lists, dictionaries, numbers and text
@@ -32,7 +32,7 @@ _NS_PER_S = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSources:
-    """What a session knows of its steps. `read_memory` raises SessionError without a pool of ours.
+    """What a session knows of its steps. `look_at_memory` raises SessionError without our pool.
 
     `ended_at`: when the latest step ended, on the clock of `time.perf_counter`.
     """
@@ -41,8 +41,8 @@ class TraceSources:
     steps: Sequence[StepRecord]
     ended_at: float
     budget_bytes: int
-    read_memory: Callable[[], PoolHistory]
-    memory: PoolHistory | None  # with its events, if they were recorded
+    look_at_memory: Callable[[], PoolLook]
+    memory: PoolLook | None  # with its events, if they were recorded
 
 
 def write_trace_file(path: str | os.PathLike[str], suffix: str, sources: TraceSources) -> None:
@@ -54,7 +54,7 @@ def write_trace_file(path: str | os.PathLike[str], suffix: str, sources: TraceSo
         DiskError: the file cannot be written. A subclass of `OSError`.
     """
     if suffix == MEMORY:
-        snapshot = encode_snapshot(sources.memory or sources.read_memory())
+        snapshot = encode_snapshot((sources.memory or sources.look_at_memory()).history())
         write_file(path, lambda file: pickle.dump(snapshot, file, protocol=_PROTOCOL))
         return
     content = json.dumps(_make_document(sources), separators=(",", ":"), allow_nan=False).encode()
@@ -67,11 +67,12 @@ def write_trace_file(path: str | os.PathLike[str], suffix: str, sources: TraceSo
 
 def _make_document(sources: TraceSources) -> dict[str, object]:
     tracks = Tracks()
+    memory = None if sources.memory is None else sources.memory.history()
     run = MeasuredRun(
         steps=sources.steps,
         ended_ns=round(sources.ended_at * _NS_PER_S),
         budget_bytes=sources.budget_bytes,
-        history=sources.memory,
+        history=memory,
     )
     about: dict[str, str | int | float | bool | None] = {
         "times": "microseconds",
@@ -87,8 +88,8 @@ def _make_document(sources: TraceSources) -> dict[str, object]:
         about["policy"] = "" if step.plan is None else step.plan.policy
     if why_none:
         about["no_schedule"] = why_none
-    if sources.memory is not None:
-        about["lost_events"] = sources.memory.lost_events
+    if memory is not None:
+        about["lost_events"] = memory.lost_events
     add_measured_run(tracks, run)
     return format_document(tracks, about)
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import sys
 import textwrap
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from swapkit.cli.script import Script
 from swapkit.errors import InvalidArgument
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +60,24 @@ def test_script_when_run_then_it_finds_what_python_gives_it(
         "['train.py', '--lr', '1']",
         str(tmp_path),
     ]
+
+
+@pytest.mark.parametrize("is_archive", [False, True])
+def test_folder_when_run_then_it_finds_what_python_gives_it(
+    is_archive: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write(tmp_path / "folder" / "__main__.py", FACTS)
+    name = "folder"
+    if is_archive:
+        name = Path(shutil.make_archive(str(tmp_path / "packed"), "zip", tmp_path / "folder")).name
+    monkeypatch.chdir(tmp_path)
+    command = [sys.executable, name, "--lr", "1"]
+    python = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert run(name, "--lr", "1") == 0
+    assert capsys.readouterr().out == python.stdout
 
 
 @pytest.mark.parametrize(("name", "file"), [("pack.train", "train.py"), ("pack", "__main__.py")])
@@ -129,7 +147,7 @@ def test_script_when_it_is_no_python_then_status_1_without_our_frames(
 @pytest.mark.parametrize(
     ("name", "is_module", "reason"),
     [
-        ("none.py", False, "'none.py' is no file"),
+        ("none.py", False, "'none.py' is neither a file nor a folder"),
         ("no_such_module", True, "no module named 'no_such_module'"),
         ("swapkit.no_such", True, "no module named 'swapkit.no_such'"),
     ],

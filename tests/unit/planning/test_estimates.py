@@ -76,6 +76,8 @@ def test_largest_when_the_steps_are_not_alike_then_by_the_line_through_their_bud
 def test_largest_when_memory_does_not_grow_then_a_bound() -> None:
     batches = Batches((4, 8), (step(4), step(4)), peak)
     assert batches.find_largest(1 << 40) == MOST_TIMES * 8
+    assert batches.is_capped(MOST_TIMES * 8)
+    assert not batches.is_capped(MOST_TIMES * 8 - 1)
     assert batches.find_largest(1) == 0
 
 

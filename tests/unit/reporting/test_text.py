@@ -102,14 +102,26 @@ def test_failure_when_formatted_then_it_says_asked_possible_held_and_what_to_try
     assert format_failure(make_failure()).splitlines() == [
         "swapkit: out of memory on the CPU device: 100.00 KiB (102400 bytes) requested in "
         "layers.3.mlp; the budget is 1000.00 KiB.",
-        "In use: 960.00 KiB; reserved: 990.00 KiB; at most 40.00 KiB are still available: out of "
-        "memory.",
+        "In use: 960.00 KiB; reserved: 990.00 KiB; at most 40.00 KiB are still available: "
+        "DefaultCPUAllocator: can't allocate memory: out of memory.",
         "Largest holders (number of tensors):",
         "    900.00 KiB  parameters (12)",
         "What to try:",
         "  - a smaller batch",
         "  - a larger budget",
     ]
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        ("cuda:1", ": CUDA out of memory.\n"),
+        ("npu:0", ": NPU out of memory.\n"),
+        ("the CPU device", "DefaultCPUAllocator: can't allocate memory: out of memory.\n"),
+    ],
+)
+def test_failure_when_formatted_then_it_has_the_words_of_torch(device: str, words: str) -> None:
+    assert words in format_failure(make_failure()._replace(device=device))
 
 
 def test_failure_when_there_is_no_budget_then_the_device_is_the_limit() -> None:
@@ -126,12 +138,12 @@ def test_failure_when_the_request_is_larger_than_the_budget_then_it_says_so() ->
 def test_failure_when_free_memory_is_in_pieces_then_the_largest_is_named() -> None:
     failure = make_failure()._replace(asked=35 * KIB, pieces=(12 * KIB, 18 * KIB))
     assert (
-        "40.00 KiB are free, but in 3 pieces, the largest of 18.00 KiB: out of memory."
+        "40.00 KiB are free, but in 3 pieces, the largest of 18.00 KiB: DefaultCPU"
         in format_failure(failure)
     )
     failure = failure._replace(reserved=1000 * KIB, pieces=())
     assert (
-        "40.00 KiB are not in use, but wait for work on other streams to finish: out of memory."
+        "40.00 KiB are not in use, but wait for work on other streams to finish: DefaultCPU"
         in format_failure(failure)
     )
 

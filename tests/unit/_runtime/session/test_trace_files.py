@@ -6,6 +6,7 @@ import gc
 import gzip
 import json
 import pickle
+import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch.cuda import _memory_viz
 
 import swapkit
 from swapkit._runtime.allocators.installation import require_installation
+from swapkit._runtime.session.memory_history import PoolLook
 from swapkit.errors import DiskError, InvalidArgument, InvalidType, SessionError
 from swapkit.ir.allocations import max_live_bytes
 from swapkit.ir.snapshot_files import load_snapshot, unpickle_plain
@@ -25,6 +27,8 @@ from tests.support.trace_format import check_trace, counts_of, slices_of
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from swapkit._runtime.allocators.installed_pool import Installation
 
 MEASURED = 2
 
@@ -181,6 +185,41 @@ def test_memory_when_the_session_ended_then_as_it_was_at_its_end(tmp_path: Path)
     assert len(junk) == 8
     with swapkit.budget("64MiB") as after:  # the pool is free for another record
         after.record_memory_history()
+
+
+def test_memory_when_the_session_ends_meanwhile_then_the_record_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, optimizer = make()
+    with swapkit.budget("64MiB", model, optimizer) as session:
+        session.record_memory_history()
+        train(model, optimizer, 2)
+
+        def end_first(installation: Installation) -> PoolLook:
+            monkeypatch.undo()
+            session.close()
+            return PoolLook(installation)
+
+        monkeypatch.setattr("swapkit._runtime.session.results.PoolLook", end_first)
+        session.export_trace(tmp_path / "memory.pickle")
+    assert len(memory_of(tmp_path / "memory.pickle")["device_traces"][0]) > 100
+
+
+def test_memory_when_the_session_ended_then_its_record_is_small_until_it_is_written(
+    tmp_path: Path,
+) -> None:
+    entries = 20_000
+    with swapkit.budget("64MiB") as session:
+        session.record_memory_history(max_entries=entries)
+        for _ in range(entries // 3):
+            torch.empty(1 << 20)
+        tracemalloc.start()
+        session.close()
+        held_bytes = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+    assert held_bytes < 100 * entries  # as objects, four times that
+    session.export_trace(tmp_path / "memory.pickle")
+    assert len(memory_of(tmp_path / "memory.pickle")["device_traces"][0]) > entries // 2
 
 
 def test_memory_when_not_recorded_then_the_blocks_alone(tmp_path: Path) -> None:
