@@ -199,8 +199,10 @@ def make_tuned(package: str) -> Any:
             self.batch_size, self.lr = 128, 0.01
 
         def train_dataloader(self) -> Any:
-            rows = torch.utils.data.TensorDataset(torch.ones(1 << 16, WIDTH))
+            rows = torch.utils.data.TensorDataset(torch.ones(1, WIDTH).expand(1 << 16, WIDTH))
             return torch.utils.data.DataLoader(rows, batch_size=self.batch_size)
+
+        val_dataloader = train_dataloader
 
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
             self.sessions.append(swapkit.sessions())
@@ -224,7 +226,8 @@ def test_tuning_when_in_a_budget_then_it_finds_a_batch_size_that_fits(
         tuners.LearningRateFinder(num_training_steps=4),
     ]
     module = make_tuned(package)
-    trainer = make_trainer(package, tmp_path, [*finders, callback], enable_checkpointing=True)
+    options: dict[str, Any] = {"enable_checkpointing": True, "limit_val_batches": 1}
+    trainer = make_trainer(package, tmp_path, [*finders, callback], **options)
     before = list(trainer.callbacks)
     trainer.fit(module)
     assert trainer.callbacks == before
