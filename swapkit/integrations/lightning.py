@@ -14,7 +14,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from swapkit._runtime.session.bound import close_left
+from swapkit._runtime.session.bound import bind, close_left
 from swapkit.errors import Unsupported
 from swapkit.integrations.opening import check_options, open_session
 from swapkit.integrations.packages import require
@@ -38,6 +38,8 @@ def _find_base() -> type:
 
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     import torch
     from lightning.pytorch.callbacks import Callback
 
@@ -117,32 +119,39 @@ class SwapkitCallback(Callback):  # type: ignore[misc,unused-ignore]
                 "SwapkitCallback: DeepSpeed places parameters, gradients and states by itself. Use "
                 "another strategy, such as FSDP, or one device"
             )
-        self._open(pl_module, list(trainer.optimizers), self._options)
+        self._open(trainer, pl_module, list(trainer.optimizers), self._options)
 
-    def on_validation_start(self, trainer: Any, pl_module: torch.nn.Module) -> None:  # noqa: ANN401, ARG002
+    def on_validation_start(self, trainer: Any, pl_module: torch.nn.Module) -> None:  # noqa: ANN401
         """Open a session, unless this belongs to `fit`."""
-        self._open_limit(pl_module)
+        self._open_limit(trainer, pl_module)
 
-    def on_test_start(self, trainer: Any, pl_module: torch.nn.Module) -> None:  # noqa: ANN401, ARG002
+    def on_test_start(self, trainer: Any, pl_module: torch.nn.Module) -> None:  # noqa: ANN401
         """Open a session."""
-        self._open_limit(pl_module)
+        self._open_limit(trainer, pl_module)
 
-    def on_predict_start(self, trainer: Any, pl_module: torch.nn.Module) -> None:  # noqa: ANN401, ARG002
+    def on_predict_start(self, trainer: Any, pl_module: torch.nn.Module) -> None:  # noqa: ANN401
         """Open a session."""
-        self._open_limit(pl_module)
+        self._open_limit(trainer, pl_module)
 
-    def _open_limit(self, module: torch.nn.Module) -> None:
+    def _open_limit(self, trainer: Any, module: torch.nn.Module) -> None:  # noqa: ANN401
         """Open a session for a run without optimizers, which needs no plan."""
         if self.session is None or not self.session.is_active:
             unplanned = {key: each for key, each in self._options.items() if key != "plan"}
-            self._open(module, [], {**unplanned, "policy": "rescue"})
+            self._open(trainer, module, [], {**unplanned, "policy": "rescue"})
 
     def _open(
-        self, module: torch.nn.Module, optimizers: list[object], options: dict[str, Any]
+        self,
+        trainer: Any,  # noqa: ANN401 - of either package
+        module: torch.nn.Module,
+        optimizers: list[object],
+        options: dict[str, Any],
     ) -> None:
         self.close()  # the trainer was stopped by force
         close_left()
         self.session = open_session(self._limit, module, optimizers, options)
+        run = _find_run(trainer)
+        if run is not None:  # a tuning callback that fails leaves a trainer without callbacks
+            bind(self.session, run)
 
     # ---- steps -----------------------------------------------------------------------------------
 
@@ -190,3 +199,16 @@ class SwapkitCallback(Callback):  # type: ignore[misc,unused-ignore]
         """Close the session, if one is active. Safe to call twice."""
         if self.session is not None:
             self.session.close()
+
+
+def _find_run(trainer: Any) -> FrameType | None:  # noqa: ANN401 - of either package
+    """Return the trainer's method that runs the loop, from the stack of this thread."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the documented way to the caller
+    while frame is not None and not _runs(frame, trainer):
+        frame = frame.f_back
+    return frame
+
+
+def _runs(frame: FrameType, trainer: Any) -> bool:  # noqa: ANN401 - of either package
+    # Locals that were looked at stay alive as long as the call: look at those of one method only.
+    return frame.f_code.co_name == "_run" and frame.f_locals.get("self") is trainer

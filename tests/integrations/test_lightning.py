@@ -190,13 +190,14 @@ def test_fit_when_the_budget_holds_not_even_the_module_then_refused(
     assert swapkit.sessions() == ()
 
 
-def make_tuned(package: str) -> Any:
+def make_tuned(package: str, breaks_at: int = -1) -> Any:
     """Return a module whose batch size and learning rate can be tuned."""
 
     class Tuned(type(make_module(package))):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.batch_size, self.lr = 128, 0.01
+            self.steps = 0
 
         def train_dataloader(self) -> Any:
             rows = torch.utils.data.TensorDataset(torch.ones(1, WIDTH).expand(1 << 16, WIDTH))
@@ -206,6 +207,9 @@ def make_tuned(package: str) -> Any:
 
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
             self.sessions.append(swapkit.sessions())
+            self.steps += 1
+            if self.steps == breaks_at:
+                raise _BrokenBatchError
             loss: torch.Tensor = super().training_step(batch, batch_idx)
             return loss
 
@@ -219,7 +223,7 @@ def make_tuned(package: str) -> Any:
 def test_tuning_when_in_a_budget_then_it_finds_a_batch_size_that_fits(
     tmp_path: Path, package: str
 ) -> None:
-    callback = make_callback("16MiB")
+    callback = make_callback("6MiB")
     tuners = importlib.import_module(f"{package}.callbacks")
     finders = [
         tuners.BatchSizeFinder(init_val=128, max_trials=12),
@@ -231,14 +235,27 @@ def test_tuning_when_in_a_budget_then_it_finds_a_batch_size_that_fits(
     before = list(trainer.callbacks)
     trainer.fit(module)
     assert trainer.callbacks == before
-    # A row needs 7 KiB in the forward, most of which can be moved, and the largest batch has 2**16.
-    assert 1 << 10 <= module.batch_size < 1 << 16
+    # A row takes 512 bytes in each tensor, and an operator works on three of these.
+    assert 512 <= module.batch_size <= 2048
     assert {len(each) for each in module.sessions} == {1}
     session = callback.session
     assert {each[0] for each in module.sessions} == {session}, "tuning and training share one"
     assert session.stats.oom_rescues > 0
     assert session.stats.peak_bytes <= session.limit_bytes
     assert not session.is_active
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_tuning_when_a_batch_raises_then_the_session_is_closed(
+    tmp_path: Path, package: str
+) -> None:
+    callback = make_callback("6MiB")
+    finder = importlib.import_module(f"{package}.callbacks").LearningRateFinder()
+    trainer = make_trainer(package, tmp_path, [finder, callback], enable_checkpointing=True)
+    with pytest.raises(_BrokenBatchError):
+        trainer.fit(make_tuned(package, breaks_at=3))
+    assert swapkit.sessions() == ()
+    assert not callback.session.is_active
 
 
 @pytest.mark.parametrize("package", PACKAGES)
