@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pydoc
+import re
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, cast
 
@@ -113,3 +115,10 @@ def test_docstring_when_marked_then_code_and_returns_are_as_sphinx_reads_them() 
     assert "\n".join(lines).strip() == (
         "Use ``x=1`` and ``y``.\n\n:returns:\n    The target: ``x``."
     )
+
+
+def test_reference_when_read_then_each_of_its_names_exists() -> None:
+    text = (ROOT / "docs/api.md").read_text(encoding="utf-8")
+    names = re.findall(r"^\.\. auto\w+:: ([\w.]+)", text, re.MULTILINE)
+    assert len(names) > 40
+    assert [name for name in names if pydoc.locate(name) is None] == []
