@@ -124,6 +124,9 @@ def test_copies_when_recorded_then_each_with_the_time_that_the_link_took(tmp_pat
     assert values_of(back, "group") <= values_of(out, "group")
     counts = counts_of(events, MEASURED, "device bytes")
     assert max(each["reserved"] for each in counts) <= 4 << 20
+    steps = slices_of(events, "measured", "steps")
+    begin, end = steps[0]["ts"], steps[-1]["ts"] + steps[-1]["dur"]
+    assert all(begin <= each["ts"] <= end for each in (*out, *back)), "one clock for both"
 
 
 @pytest.mark.parametrize("policy", ["rescue", "swap"])

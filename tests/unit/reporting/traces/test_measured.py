@@ -110,14 +110,23 @@ def test_pool_when_recorded_then_its_bytes_and_where_it_had_no_room() -> None:
         PoolEvent(kind=PoolEventKind.TAKE, time_ns=960 * MS, in_use_bytes=10, reserved_bytes=20),
         PoolEvent(kind=PoolEventKind.RESCUE, time_ns=970 * MS, nbytes=3, in_use_bytes=7),
         PoolEvent(kind=PoolEventKind.GIVE, time_ns=980 * MS, in_use_bytes=0, reserved_bytes=20),
+        PoolEvent(kind=PoolEventKind.OUT_OF_MEMORY, time_ns=990 * MS, nbytes=5, reserved_bytes=20),
     )
     assert counts_of(events, PROCESS, "device bytes") == [
         {"in use": 10, "reserved": 20},
         {"in use": 7, "reserved": 0},
         {"in use": 0, "reserved": 20},
+        {"in use": 0, "reserved": 20},
     ]
-    [rescue] = [each for each in events if each["ph"] == "i" and each["name"] == "rescue"]
-    assert (rescue["ts"], rescue["args"]) == (10_000, {"bytes": 3})
+    marks = [
+        (each["name"], each["ts"], each["args"])
+        for each in events
+        if each["ph"] == "i" and not each["name"].startswith("stage")
+    ]
+    assert marks == [
+        ("rescue", 10_000, {"bytes": 3}),
+        ("out of memory", 30_000, {"bytes": 5}),
+    ]
     # The axis begins at the earliest of all, here an event before the first step.
     assert slices_of(events, "measured", "steps")[0]["ts"] == 5_000
 
