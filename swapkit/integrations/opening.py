@@ -62,7 +62,8 @@ def _warn_of_outside(model: torch.nn.Module) -> None:
     """Warn if parameters or buffers were made before the pool was installed."""
     outside: dict[int, int] = {}  # bytes by address
     for tensor in chain(model.parameters(), model.buffers()):
-        storage = tensor.untyped_storage()
+        shard = getattr(tensor, "_local_tensor", tensor)  # of a DTensor, which has no memory itself
+        storage = shard.untyped_storage()
         try:
             is_ours = installed_pool(tensor.device).owns(storage.data_ptr())
         except SessionError:  # a device without a pool
