@@ -34,6 +34,7 @@ GUIDES = (
     "docs/report.md",
     "docs/saved-plans.md",
     "docs/sessions.md",
+    "docs/several-devices.md",
     "docs/traces.md",
 )  # their Python runs
 PAGES = tuple(path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("docs/**/*.md")))
