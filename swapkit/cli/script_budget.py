@@ -139,15 +139,19 @@ class ScriptBudget:
         """
         if self.trainings == 0:
             return False
-        model = self.find_model()
-        held = set() if model is None else {id(each) for each in model.parameters()}
-        if optimizer in self.planned or not held.isdisjoint(_list_parameters([optimizer])):
+        if optimizer in self.planned or self._holds(optimizer):
             self._others = 0
             self._steps.clear()
             self._is_ready = False
             return True
         self._others += 1
         return bool(self.planned) and self._others < MOST_AHEAD
+
+    def _holds(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Return whether an optimizer holds parameters of the present plan's model."""
+        model = self.find_model()
+        own = _list_parameters([optimizer])
+        return model is not None and any(id(each) in own for each in model.parameters())
 
     def _is_quiet(self) -> bool:
         """Return whether a session can begin here and last.
