@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from swapkit._native._lib import CData
 
 
+_PIECE = 64  # events that are read at once: a recorder reads a few, often
+
+
 class RingKind(enum.IntEnum):
     """Kinds of recorded events."""
 
@@ -68,10 +71,15 @@ class Ring(Handle):
 
     def read(self) -> tuple[list[RingEvent], int]:
         """Take the events out; return them, oldest first, and how many were overwritten."""
-        events = ffi.new("sk_ring_event[]", self._capacity)
+        capacity = min(self._capacity, _PIECE)
+        events = ffi.new("sk_ring_event[]", capacity)
         lost = ffi.new("uint64_t *")
-        count = lib.sk_ring_read(self.pointer, events, self._capacity, lost)
-        return [ring_event(events[i]) for i in range(count)], lost[0]
+        found, total, count = list[RingEvent](), 0, capacity
+        while count == capacity:
+            count = lib.sk_ring_read(self.pointer, events, capacity, lost)
+            found += [ring_event(events[i]) for i in range(count)]
+            total += lost[0]
+        return found, total
 
     def _release(self, pointer: CData) -> None:
         lib.sk_ring_destroy(pointer)

@@ -7,6 +7,7 @@ import math
 import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 import torch
@@ -20,18 +21,19 @@ from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.recording.notes import Setting
 from swapkit._runtime.recording.recorder import Recorder
 from swapkit._runtime.saved.device import CPU
+from swapkit._runtime.torch_compat.isolation import hidden
 from swapkit.api import recording
 from swapkit.api.recording import record
 from swapkit.errors import InvalidArgument, SessionError
 from swapkit.ir.checks import check_trace
-from swapkit.ir.traces import Kind, Phase, Trace
+from swapkit.ir.traces import BEFORE, Kind, Phase, Trace
 from tests.programs import assert_same_bits
 from tests.support import installed, run_python
+from tests.support.occupancy import assert_memory_is_the_pools
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ROUNDING = 512  # of blocks
 WIDTH = 128
 
 
@@ -65,25 +67,25 @@ def training(*, again: bool = False) -> tuple[Callable[[], None], nn.Sequential,
     return step, model, optimizer
 
 
-def memory_curve(trace: Trace) -> list[int]:
-    """The bytes in use while each operator runs, without its workspace."""
-    changes = [0] * (len(trace.operators) + 1)
-    for each in trace.storages:
-        changes[max(each.birth, 0)] += each.nbytes
-        changes[each.death] -= each.nbytes
-    curve, now = [], trace.base_bytes
-    for change in changes[:-1]:
-        now += change
-        curve.append(now)
-    return curve
+def recorded(
+    step: Callable[[], object],
+    model: nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> tuple[Trace, Recorder]:
+    """Record a step; its trace has what the pool had in use."""
+    recorders: list[Recorder] = []
 
+    class Kept(Recorder):
+        def __init__(self, setting: Setting) -> None:
+            super().__init__(setting)
+            recorders.append(self)
 
-def counts(trace: Trace) -> list[int]:
-    """How many storages there are while each operator runs."""
-    return [
-        sum(each.birth <= k < each.death for each in trace.storages)
-        for k in range(len(trace.operators))
-    ]
+    with mock.patch.object(recording, "Recorder", Kept):
+        trace = record(step, model, optimizer)
+    check_trace(trace)
+    (recorder,) = recorders
+    assert_memory_is_the_pools(recorder, trace)
+    return trace, recorder
 
 
 @pytest.fixture(autouse=True)
@@ -95,30 +97,94 @@ def collected() -> None:
 @pytest.mark.parametrize("again", [False, True], ids=["kept", "checkpointed"])
 @pytest.mark.parametrize("is_first", [True, False], ids=["first", "second"])
 def test_memory_when_a_step_is_recorded_then_it_is_what_the_pool_had_in_use(
-    again: bool, is_first: bool, monkeypatch: pytest.MonkeyPatch
+    again: bool, is_first: bool
 ) -> None:
-    recorders: list[Recorder] = []
-
-    class Kept(Recorder):
-        def __init__(self, setting: Setting) -> None:
-            super().__init__(setting)
-            recorders.append(self)
-
-    monkeypatch.setattr(recording, "Recorder", Kept)
     with installed():
         step, model, optimizer = training(again=again)
         if not is_first:
             step()
-        trace = record(step, model, optimizer)
-        check_trace(trace)
-        (recorder,) = recorders
-        measured = [recorder.workspaces.after[row.workspace] for row in recorder.rows]
-        errors = [real - said for real, said in zip(measured, memory_curve(trace), strict=True)]
-        assert max(memory_curve(trace)) > 2 << 20
-        # Each region keeps the state of random numbers, which no operator makes.
-        unseen_bytes = 2 * len(model) * 5120 if again else 0
-        for error, count in zip(errors, counts(trace), strict=True):
-            assert -ROUNDING <= error <= (count + 1) * ROUNDING + unseen_bytes
+        trace, _ = recorded(step, model, optimizer)
+        assert trace.peak_bytes > 2 << 20
+
+
+def lives_of(trace: Trace, nbytes: int) -> list[tuple[int, int]]:
+    """Return the births and deaths of the storages of a size."""
+    return [(each.birth, each.death) for each in trace.storages if each.nbytes == nbytes]
+
+
+def test_storage_when_its_memory_goes_and_comes_back_then_each_time_is_a_life_of_its_own() -> None:
+    with installed():
+        weight = nn.Parameter(torch.randn(WIDTH, WIDTH + 1))
+        x = torch.randn(WIDTH, requires_grad=True)
+
+        def step() -> None:
+            storage, kept = weight.untyped_storage(), weight.detach()[:1].clone()
+            ((weight.detach() * 2).sum() + x.exp().sum()).backward()  # operators with it
+            storage.resize_(0)
+            torch.ones(4).exp()  # and without
+            storage.resize_(weight.nbytes)
+            weight.detach()[:1].copy_(kept)
+
+        trace, _ = recorded(step, nn.ParameterList([weight]))
+        former, later = (each for each in trace.storages if each.kind is Kind.STATE)
+        assert former.birth == BEFORE
+        assert former.death < later.birth  # the operator in between runs without it
+        assert later.death == len(trace.operators)
+
+
+def test_parameter_when_its_data_is_exchanged_then_its_memory_counts_while_it_is_there() -> None:
+    with installed():
+        weight = nn.Parameter(torch.randn(WIDTH, WIDTH))
+        x = torch.randn(WIDTH, requires_grad=True)
+
+        def step() -> None:
+            with torch.no_grad():
+                kept = weight[:1].clone()
+                weight.data = torch.empty(0)
+            (x.exp() * 2).sum().backward()
+            weight.data = torch.zeros(WIDTH, WIDTH)
+            with torch.no_grad():
+                weight[:1].copy_(kept)
+
+        trace, _ = recorded(step, nn.ParameterList([weight]))
+        assert len(lives_of(trace, weight.nbytes)) == 2
+
+
+def test_memory_when_no_operator_is_seen_to_take_it_then_it_counts_while_it_is_there() -> None:
+    held: list[torch.Tensor] = []
+    nbytes = 3 << 20
+    with installed():
+        x = torch.randn(WIDTH, requires_grad=True)
+
+        def step() -> None:
+            y = x.exp()
+            with hidden():
+                held.append(torch.empty(nbytes // 4))
+            y = y * 2
+            held.clear()
+            y.sum().backward()
+
+        trace, recorder = recorded(step)
+        assert lives_of(trace, nbytes) == [(1, 2)]
+        assert not recorder.has_leftovers(trace)
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+def test_memory_when_it_is_left_from_the_step_before_then_that_is_known(is_used: bool) -> None:
+    with installed():
+        held = [torch.ones(1 << 20)]
+        x = torch.randn(WIDTH, requires_grad=True)
+
+        def step() -> None:
+            y = x.exp()
+            if is_used:
+                held[0].add_(1)
+            held.clear()
+            y.sum().backward()
+
+        trace, recorder = recorded(step)
+        assert [birth for birth, _ in lives_of(trace, 4 << 20)] == [BEFORE]
+        assert recorder.has_leftovers(trace) != is_used
 
 
 def test_workspace_when_an_operator_needs_one_then_it_is_known() -> None:

@@ -338,7 +338,8 @@ class PlanController:
             return None  # there is nothing to plan yet
         known = self._times.latest(self._learner.kind)
         trace = replace(recorder.trace(step_seconds=known), signature=self._signature)
-        return finish_trace(trace, recorder.doubtful, case, has_looked=recorder.has_looked)
+        is_unusual = recorder.has_looked or recorder.has_leftovers(trace)
+        return finish_trace(trace, recorder.doubtful, case, is_unusual=is_unusual)
 
     def _leave_step(self) -> None:
         """Stop recording and following, without learning from the step."""

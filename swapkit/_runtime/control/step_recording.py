@@ -94,7 +94,7 @@ class StepRecording:
 
 
 def finish_trace(
-    trace: Trace, doubtful: frozenset[int], case: Case, *, has_looked: bool
+    trace: Trace, doubtful: frozenset[int], case: Case, *, is_unusual: bool
 ) -> Trace | None:
     """Return a recorded step, ready for planning; None: record another step first.
 
@@ -103,8 +103,8 @@ def finish_trace(
         doubtful: operators whose time may include waiting for their own long call; the next
             recording hides that call behind a delay.
         case: of the step; its second recording in a row is always accepted.
-        has_looked: whether a region ran for the first time, which keeps more than later runs.
+        is_unusual: whether the step had memory that later steps are not expected to have.
     """
-    is_unlike_others = has_looked or find_doubt(trace, doubtful) > MOST_DOUBT
+    is_unlike_others = is_unusual or find_doubt(trace, doubtful) > MOST_DOUBT
     case.is_again = not case.is_again and is_unlike_others
     return None if case.is_again else smooth_times(trace, doubtful)

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from swapkit._runtime.recording.tables.clocks import HostTimer, ModelTimer, StreamTimer, Workspaces
+from swapkit._runtime.recording.tables.blocks import Blocks
+from swapkit._runtime.recording.tables.clocks import HostTimer, ModelTimer, StreamTimer
 from swapkit._runtime.recording.tables.kept_bytes import Bytes
 from swapkit._runtime.recording.tables.module_calls import Calls
 from swapkit._runtime.recording.tables.references import Holds
 from swapkit._runtime.recording.tables.storages import Storages
+from swapkit._runtime.recording.tables.workspaces import Workspaces
 from swapkit._runtime.torch_compat.internals import NO_TASK, graph_task
 from swapkit.ir.traces import BEFORE, Kind, Phase
 
@@ -74,17 +76,20 @@ class Notes:
         self.rows: list[NotedOperator] = []
         self.running = 0
         self.is_paused = False
+        blocks = Blocks(self._count)
+        self.workspaces = Workspaces(setting.pool, blocks)
         self.storages = Storages(
             setting.device,
             setting.pool,
             self._next_operator,
+            blocks,
+            self.workspaces.read,
             counts_outside=setting.counts_outside,
         )
         self.calls = Calls(setting.tracker, setting.root, self._meet, self.is_here)
         self.holds = Holds(self.storages.lives)
         has_bytes = setting.hardware is None and setting.device.type != "meta"
         self.bytes = Bytes(self.storages, self.lock, is_on=has_bytes)
-        self.workspaces = Workspaces(setting.pool)
         self.timer: Timer = HostTimer()
         if setting.hardware is not None:
             self.timer = ModelTimer(setting.hardware)
@@ -102,6 +107,9 @@ class Notes:
     @property
     def operator_count(self) -> int:
         """The number of operators noted so far."""
+        return self._count()
+
+    def _count(self) -> int:
         return len(self.rows)
 
     def meet_unseen(self, tensor: torch.Tensor) -> int | None:

@@ -9,7 +9,7 @@ import torch
 
 from swapkit._runtime.operators.effects import effects_of
 from swapkit._runtime.operators.random_states import may_be_random
-from swapkit._runtime.recording.tables.clocks import NO_WORKSPACE
+from swapkit._runtime.recording.tables.workspaces import NO_WORKSPACE
 from swapkit._runtime.torch_compat.internals import HigherOrderOperator
 
 if TYPE_CHECKING:

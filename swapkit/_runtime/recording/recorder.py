@@ -8,6 +8,7 @@ the recorder's own pair (`saved_events.py`).
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from swapkit._native.pool import Pool
@@ -18,8 +19,8 @@ from swapkit._runtime.recording.notes import NotedOperator, Notes, Setting
 from swapkit._runtime.recording.operator_runs import form_of, run_timed
 from swapkit._runtime.recording.optimizer_steps import Optimizers
 from swapkit._runtime.recording.saved_events import Savings
-from swapkit._runtime.recording.tables.clocks import NO_WORKSPACE
 from swapkit._runtime.recording.tables.storages import tensors_in
+from swapkit._runtime.recording.tables.workspaces import NO_WORKSPACE
 from swapkit._runtime.recording.trace_builder import build_trace
 from swapkit._runtime.saved.hooks import is_in_region
 from swapkit._runtime.torch_compat.dispatch_modes import mode_stack
@@ -43,10 +44,10 @@ if TYPE_CHECKING:
     from swapkit.ir.traces import Trace
 
 UPDATE = "swapkit.update_statistics"  # an operator's writes to anything but its results
-EMPTIED = "swapkit.take_memory"  # storages that FSDP has emptied when backward begins
 # An operator that a region runs again in forward, because an operand is about to change. It needs
 # its own name: plans count captured runs by name (`execution/plan_compiler.py`), without this one.
 AGAIN = "swapkit.run_again"
+_LEFTOVERS = 0.01  # of the peak
 
 
 class Recorder(Notes):
@@ -79,6 +80,15 @@ class Recorder(Notes):
     def has_looked(self) -> bool:
         """Whether a region had its first run, which keeps more than later runs do."""
         return Evidence.count != self._looks_before
+
+    def has_leftovers(self, trace: Trace) -> bool:
+        """Return whether the trace's peak has memory that the step before may have left once.
+
+        Such as that of objects in cycles, which the garbage collector frees at some time.
+        """
+        leftovers = self.storages.leftovers
+        own = tuple(each for i, each in enumerate(trace.storages) if i not in leftovers)
+        return replace(trace, storages=own).peak_bytes < (1 - _LEFTOVERS) * trace.peak_bytes
 
     @property
     def doubtful(self) -> frozenset[int]:
@@ -147,7 +157,10 @@ class Recorder(Notes):
                 for life in self.storages.lives
                 if life.birth == BEFORE and not life.is_outside
             )
-            base_bytes = max(0, self.in_use_bytes - sum(there))
+            in_use_bytes = self.workspaces.in_use_bytes
+            if in_use_bytes is None:
+                in_use_bytes = self.in_use_bytes
+            base_bytes = max(0, in_use_bytes - sum(there) - self.workspaces.blocks.gone_bytes)
         return build_trace(
             self,
             self.savings.events,
@@ -184,6 +197,7 @@ class Recorder(Notes):
         made: list[torch.Tensor] = []
         tensors_in((result,), made)
         with self.lock:
+            self.storages.look()  # before the operator is noted: its blocks are counted by that
             changed = _without(form.effects.written(args, kwargs), unread)
             writes = self._numbers_written(changed, made)
             row = len(self.rows)
@@ -207,6 +221,7 @@ class Recorder(Notes):
             reads = self._numbers_read(given)
         made, taken, workspace = run_timed(self, (function, (), {}), run, is_same=True)
         with self.lock:
+            self.storages.look()
             writes = self._numbers_written([], made)
             name = AGAIN if graph_task() == NO_TASK else form_of(function).name
             self._note(name, taken, (reads, writes), workspace, is_same=False)
@@ -230,7 +245,8 @@ class Recorder(Notes):
         self._note(UPDATE, self.timer.nothing(), (numbers, numbers), NO_WORKSPACE, is_same=False)
 
     def _look(self) -> None:
-        """Note the storages that forward no longer holds, or has emptied."""
+        """Note the storages that forward no longer holds, and those that have lost their memory."""
+        self.storages.look()
         self.holds.look(len(self.rows))
         task = graph_task()
         if task == NO_TASK:
@@ -238,10 +254,7 @@ class Recorder(Notes):
         self.holds.finish(len(self.rows), task)
         if task != self._task:
             self._task = task
-            emptied = self.storages.emptied()
-            if emptied:  # unusable as operands until they are filled again
-                taken = self.timer.nothing()
-                self._note(EMPTIED, taken, ((), emptied), NO_WORKSPACE, is_same=False)
+            self.storages.end_emptied()
 
     def _note(
         self,
@@ -291,10 +304,9 @@ class Recorder(Notes):
         storages, operator = self.storages, len(self.rows)
         numbers: dict[int, None] = {}
         for tensor in changed:
-            number = storages.number(tensor, operator)
+            number = storages.written(tensor, operator)
             if number is not None:
                 numbers[number] = None
-                storages.resize(number, tensor)
                 self.bytes.written(number)
         for tensor in made:
             number = storages.add(tensor, operator)

@@ -6,7 +6,7 @@ import hashlib
 from typing import TYPE_CHECKING
 
 from swapkit._runtime.recording.microbatches import number_microbatches
-from swapkit._runtime.recording.tables.storages import ALIVE
+from swapkit._runtime.recording.tables.blocks import ALIVE
 from swapkit.ir.passes import continue_after_passes
 from swapkit.ir.traces import BEFORE, Event, Kind, Operator, Phase, Storage, Trace
 

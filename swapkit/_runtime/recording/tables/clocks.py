@@ -1,4 +1,4 @@
-"""The time and the workspace memory of each operator of a recorded step."""
+"""The time of each operator of a recorded step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from swapkit._native.pool import Pool, Ring, RingKind
 from swapkit._runtime.torch_compat.stream_delays import (
     DELAY_SECONDS,
     Delays,
@@ -23,12 +22,7 @@ if TYPE_CHECKING:
 
     from swapkit._runtime.operators.names import Operator
     from swapkit._runtime.recording.tables.roofline import Hardware
-    from swapkit._runtime.saved.device import DevicePool
 
-_RING_EVENTS = 1 << 16
-_READ_EVERY = 1 << 11  # operators
-_OURS = 1  # in the `nbytes` field: identifies our own operator marks
-NO_WORKSPACE = -1
 _EMPTY_PAIRS = 16
 
 
@@ -287,75 +281,3 @@ class ModelTimer(Timer):
     def seconds(self, taken: Sequence[float]) -> list[float]:
         """Return the handles: they are the times."""
         return list(taken)
-
-
-class Workspaces:
-    """The memory that each operator takes from the pool and returns before it ends.
-
-    Read from the pool's event ring; unknown if the pool already has a ring with another reader.
-    """
-
-    def __init__(self, pool: DevicePool | None) -> None:
-        self._pool = pool if isinstance(pool, Pool) and not pool.has_ring else None
-        self._ring: Ring | None = None
-        self.after: list[int] = []  # by call of `end`: bytes in use then
-        self._workspaces: list[int] = []  # by call of `end`: bytes
-        self._most = self._before = 0
-        self._rescued = 0  # since the operator began
-        self._begun = 0
-        self._lost = False
-
-    def start(self) -> None:
-        """Attach a ring to the pool."""
-        if self._pool is not None:
-            self._ring = Ring(_RING_EVENTS)
-            self._pool.attach(self._ring)
-
-    def stop(self) -> None:
-        """Detach the ring; calls after the first do nothing."""
-        if self._ring is not None and self._pool is not None:
-            self._pool.detach()
-            self._read()
-            self._ring = None
-
-    @property
-    def is_on(self) -> bool:
-        """Whether workspaces are being recorded."""
-        return self._ring is not None
-
-    def begin(self) -> None:
-        """Note that an operator begins."""
-        assert self._pool is not None
-        self._begun += 1
-        if self._begun % _READ_EVERY == 0:
-            self._read()
-        self._pool.note(RingKind.OP_BEGIN, _OURS)
-
-    def end(self) -> int:
-        """Note that the operator has ended; return its number for `bytes_of`."""
-        assert self._pool is not None
-        self._pool.note(RingKind.OP_END, _OURS)
-        return self._begun - 1
-
-    def bytes_of(self, number: int) -> int:
-        """Return the workspace of an operator in bytes; 0: unknown."""
-        is_known = not self._lost and 0 <= number < len(self._workspaces)
-        return self._workspaces[number] if is_known else 0
-
-    def _read(self) -> None:
-        assert self._ring is not None
-        events, lost = self._ring.read()
-        self._lost = self._lost or lost > 0  # then numbers no longer match
-        for event in events:
-            level = event.in_use_bytes + self._rescued
-            self._most = max(self._most, level)
-            if event.kind is RingKind.RESCUE:  # inside an operator: not memory of its own
-                self._rescued += min(event.nbytes, max(0, self._most - level))
-            elif event.nbytes != _OURS:
-                continue
-            elif event.kind is RingKind.OP_BEGIN:
-                self._most = self._before = event.in_use_bytes
-                self._rescued = 0
-            elif event.kind is RingKind.OP_END:
-                self.after.append(event.in_use_bytes)
-                self._workspaces.append(self._most - max(self._before, level))

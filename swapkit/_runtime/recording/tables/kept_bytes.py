@@ -77,9 +77,9 @@ class Bytes:
                 continue
             era = self._eras.get(number)
             if era is None:
-                era = self._eras[number] = _Era(self._checksums.take(tensor))
+                era = self._eras[number] = _Era(self._take(tensor))
             elif _is_most(tensor):
-                era.last = self._checksums.take(tensor)
+                era.last = self._take(tensor)
             found[number] = era, era.last
         return list(found.values())
 
@@ -95,7 +95,7 @@ class Bytes:
         for tensor in made:
             number = self._number(tensor)
             if number is not None and self._storages.lives[number].birth == row:
-                self._eras[number] = era = _Era(self._checksums.take(tensor))
+                self._eras[number] = era = _Era(self._take(tensor))
                 era.rows.append((row, era.last))
 
     def written(self, number: int) -> None:
@@ -109,14 +109,14 @@ class Bytes:
         era = self._eras.get(number)
         if era is not None and not era.is_saved and has_bytes(tensor):
             era.is_saved = True
-            era.last = self._checksums.take(tensor)
+            era.last = self._take(tensor)
 
     def used(self, number: int, tensor: torch.Tensor) -> None:
         """Take the checksum of a saved tensor on its first use in backward."""
         era = self._eras.get(number)
         if era is not None and not era.is_used and has_bytes(tensor):
             era.is_used = True
-            era.last = self._checksums.take(tensor)
+            era.last = self._take(tensor)
 
     def stop(self) -> None:
         """Find the operators that cannot be repeated, once the device has computed."""
@@ -129,6 +129,18 @@ class Bytes:
             if (value := values.get(slot)) is None or value != values.get(era.last)
         )
         self._over, self._eras = [], {}
+
+    def _take(self, tensor: torch.Tensor) -> ChecksumSlot | None:
+        """Take a checksum; on the CPU its memory is not the pool's."""
+        if tensor.device.type == "cpu":
+            return self._checksums.take(tensor)
+        with self._lock:
+            self._storages.begin_ours()
+        try:
+            return self._checksums.take(tensor)
+        finally:
+            with self._lock:
+                self._storages.end_ours()
 
     def _number(self, tensor: torch.Tensor) -> int | None:
         """Return the number of a tensor's storage; None: it is not checked."""

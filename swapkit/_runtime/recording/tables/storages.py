@@ -2,7 +2,9 @@
 
 The table finds a live storage by its address, whatever tensors view it. A weak reference reports
 its death, on any device, fake tensors included. When a saved tensor is moved, its storage is freed
-and its bytes come back in a new one: both share one number.
+and its bytes come back in a new one: both share one number. When a storage loses its memory but
+lives on, as those of FSDP's gathered weights do, its life ends: with new memory it is another
+storage of the trace. The pool tells when (`blocks.py`).
 """
 
 from __future__ import annotations
@@ -12,15 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from swapkit._runtime.recording.tables.blocks import ALIVE
 from swapkit._runtime.torch_compat.internals import fix_weak_storage, storage_id
+from swapkit._runtime.torch_compat.plain_tensors import plain_parts
 from swapkit.ir.traces import BEFORE, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from swapkit._runtime.recording.tables.blocks import Blocks
     from swapkit._runtime.saved.device import DevicePool
 
-ALIVE = -2  # the `death` of a storage that still exists
 _Tensor = torch.Tensor
 _SEQUENCES = (list, tuple)
 
@@ -47,18 +51,23 @@ class StorageLife:
 class _Watch(weakref.ref):  # type: ignore[type-arg]
     """A weak reference to a storage that knows its number."""
 
-    __slots__ = ("address", "nbytes", "number")
+    __slots__ = ("address", "memory", "nbytes", "number")
     address: int
+    memory: int  # the address of its memory in the pool; 0: it has none there
     nbytes: int  # at the last observed write, or when it was met
     number: int
 
     def is_emptied(self) -> bool:
         """Return whether its owner has shrunk it since `nbytes` was noted, as FSDP does."""
+        storage = self.storage()
+        return storage is not None and bool(storage.nbytes() < self.nbytes)
+
+    def storage(self) -> Any:  # noqa: ANN401 - an `UntypedStorage`
+        """Return the storage; None: it has died."""
         storage = self()
-        if storage is None:
-            return False
-        fix_weak_storage(storage)  # else the storage may be freed while in use here
-        return bool(storage.nbytes() < self.nbytes)
+        if storage is not None:
+            fix_weak_storage(storage)  # else the storage may be freed while in use here
+        return storage
 
 
 class Storages:
@@ -69,6 +78,8 @@ class Storages:
         device: torch.device,
         pool: DevicePool | None,
         now: Callable[[], int],
+        blocks: Blocks,
+        read_pool: Callable[[], None],
         *,
         counts_outside: bool = False,
     ) -> None:
@@ -78,11 +89,19 @@ class Storages:
             device: of the step.
             pool: below torch on the device; None: not ours.
             now: returns the first operator that runs without a storage freed now.
+            blocks: the pool's.
+            read_pool: brings them up to date.
             counts_outside: whether to count tensors that torch made before it had the pool, too.
         """
         self.lives: list[StorageLife] = []
+        # Memory from before the step that no operator used and that went in the step.
+        self.leftovers: set[int] = set()
         self._numbers: dict[int, int] = {}  # by the addresses of live storages
         self._watches: dict[int, _Watch] = {}  # by number
+        # Storages that have lost their memory, by their addresses, and the kind of what they held.
+        self._emptied: dict[int, tuple[_Watch, Kind]] = {}
+        self._blocks = blocks
+        self._read_pool: Callable[[], None] | None = read_pool
         self._device = device
         self._pool = pool
         self._counts_outside = counts_outside
@@ -108,56 +127,125 @@ class Storages:
             return None
         if address in self._numbers:
             return None
+        self.look()
         number = len(self.lives)
         storage = tensor.untyped_storage()
-        life = StorageLife(self._counted_bytes(storage, tensor.device), birth, kind)
+        memory = self._memory_inside(storage, tensor.device)
+        watch, kind_before = self._emptied.pop(address, (None, kind))
+        if watch is not None and watch.storage() is not None:  # the same tensors' once more
+            kind = kind_before
+        nbytes = self._counted_bytes(storage, tensor.device)
+        if self._blocks.has(memory):  # lazily copied: the other one counts until the memory goes
+            nbytes = 0
+        elif memory:
+            taken = self._blocks.attach(memory, number)
+            birth = birth if taken is None else taken
+        life = StorageLife(nbytes, birth, kind)
         life.is_outside = self._counts_outside and not self._is_inside(storage, tensor.device)
         self.lives.append(life)
-        self._watch(storage, address, number)
+        self._watch(storage, address, number, memory)
         return number
 
     def state(self, tensor: torch.Tensor, kind: Kind) -> None:
-        """Note the kind of a tensor's storage; a storage of kind STATE keeps its kind."""
-        is_here = tensor.device.type == self._device.type
-        number = self.number(tensor, BEFORE, kind) if is_here else self.known(tensor)
-        if number is not None and self.lives[number].kind is not Kind.STATE:
-            self.lives[number].kind = kind
+        """Note the kind of a tensor's storages; a storage of kind STATE keeps its kind."""
+        for part in plain_parts(tensor):
+            is_here = part.device.type == self._device.type
+            number = self.number(part, BEFORE, kind) if is_here else self.known(part)
+            if number is not None and self.lives[number].kind is not Kind.STATE:
+                self.lives[number].kind = kind
 
     def move(self, number: int, tensor: torch.Tensor) -> None:
         """Note that a storage's bytes are now in a tensor's storage."""
         if self.known(tensor) is None:
+            self.look()
+            storage = tensor.untyped_storage()
+            memory = self._memory_inside(storage, tensor.device)
+            if memory:
+                self._blocks.attach(memory, number)
             self.lives[number].death = ALIVE
-            self._watch(tensor.untyped_storage(), storage_id(tensor), number)
+            self._watch(storage, storage_id(tensor), number, memory)
 
-    def resize(self, number: int, tensor: torch.Tensor) -> None:
-        """Note that a tensor's storage may have grown."""
+    def written(self, tensor: torch.Tensor, operator: int) -> int | None:
+        """Return the number of the storage that an operator wrote; it may have got new memory."""
+        number = self.known(tensor)
+        watch = None if number is None else self._watches.get(number)
+        if number is None or watch is None:
+            return self.add(tensor, operator)
         storage = tensor.untyped_storage()
-        nbytes = self._counted_bytes(storage, tensor.device)
-        self.lives[number].nbytes = max(self.lives[number].nbytes, nbytes)
-        if number in self._watches:
-            self._watches[number].nbytes = storage.nbytes()
+        nbytes = storage.nbytes()
+        had_none = watch.nbytes == 0 < nbytes
+        if had_none or (watch.memory and storage.data_ptr() != watch.memory):
+            self._end(watch, operator if had_none else operator + 1)
+            return self.add(tensor, operator)
+        counted = self._counted_bytes(storage, tensor.device)
+        self.lives[number].nbytes = max(self.lives[number].nbytes, counted)
+        watch.nbytes = nbytes
+        return number
 
-    def emptied(self) -> tuple[int, ...]:
-        """Return the storages that were shrunk since they were last written to, or met."""
-        watches = list(self._watches.values())
-        found = tuple(sorted(each.number for each in watches if each.is_emptied()))
-        for number in found:
-            self._watches[number].nbytes = 0
-        return found
+    def look(self) -> None:
+        """End the lives of storages whose memory has gone back to the pool."""
+        if self._read_pool is None:
+            return
+        self._read_pool()
+        for given in self._blocks.pop_given():
+            watch = self._watches.get(given.number)
+            storage = None if watch is None else watch.storage()
+            if watch is None or storage is None:  # others may have held its memory longer
+                self.lives[given.number].death = given.death
+            elif watch.memory != given.address:
+                pass  # a session has moved its bytes
+            elif storage.data_ptr() == given.address:  # given back, and taken again at once
+                self._blocks.attach(given.address, given.number)
+            else:
+                self._end(watch, given.death)
+
+    def begin_ours(self) -> None:
+        """Note that the memory taken from now on is the recorder's own."""
+        self.look()
+        self._blocks.are_ours = True
+
+    def end_ours(self) -> None:
+        """Note that it no longer is."""
+        self.look()
+        self._blocks.are_ours = False
+
+    def end_emptied(self) -> None:
+        """End the lives of storages that have shrunk, where no pool tells."""
+        for watch in list(self._watches.values()):
+            if watch.is_emptied() and self._now is not None:
+                self._end(watch, self._now())
+
+    def _end(self, watch: _Watch, death: int) -> None:
+        """End the life of a storage that has lost its memory."""
+        life = self.lives[watch.number]
+        life.death = death
+        self._watches.pop(watch.number, None)
+        self._numbers.pop(watch.address, None)
+        self._emptied[watch.address] = watch, life.kind
 
     def owns(self, tensor: torch.Tensor) -> bool:
         """Return whether a budget would count a tensor's memory."""
         return self._is_counted(tensor.untyped_storage(), tensor.device)
 
     def stop(self) -> None:
-        """Stop recording deaths."""
-        self._now = None  # break the cycle with the owner
+        """Stop recording deaths; add the memory that no storage was seen to have."""
+        if self._now is None:
+            return
+        self._now = self._read_pool = None  # break the cycle with the owner
+        for block in self._blocks.unowned():
+            life = StorageLife(block.nbytes, block.birth, Kind.ACTIVATION)
+            life.death = block.death
+            if block.birth == BEFORE:
+                self.leftovers.add(len(self.lives))
+            self.lives.append(life)
         self._watches.clear()
         self._numbers.clear()
+        self._emptied.clear()
 
-    def _watch(self, storage: torch.UntypedStorage, address: int, number: int) -> None:
+    def _watch(self, storage: torch.UntypedStorage, address: int, number: int, memory: int) -> None:
         watch = _Watch(storage, self._died)
         watch.address, watch.nbytes, watch.number = address, storage.nbytes(), number
+        watch.memory = memory
         self._numbers[address] = number
         self._watches[number] = watch
 
@@ -183,16 +271,19 @@ class Storages:
 
     def _is_inside(self, storage: torch.UntypedStorage, device: torch.device) -> bool:
         """Return whether the memory is on the device and, if torch uses a pool, in that pool."""
-        if device.type != self._device.type:
-            return False
         if self._pool is None:
-            return True
-        if storage.device.type != device.type:
-            return False  # a fake tensor's: it has no address, and `data_ptr` would warn
+            return device.type == self._device.type
+        return self._memory_inside(storage, device) != 0
+
+    def _memory_inside(self, storage: torch.UntypedStorage, device: torch.device) -> int:
+        """Return the address of a storage's memory in the pool; 0: it has none there."""
+        if self._pool is None or not device.type == storage.device.type == self._device.type:
+            return 0  # the storage of a fake tensor has no address, and `data_ptr` would warn
         try:
-            return self._pool.owns(storage.data_ptr())
+            address = storage.data_ptr()
         except RuntimeError:
-            return False  # a wrapper subclass has no memory of its own
+            return 0  # a wrapper subclass has no memory of its own
+        return address if self._pool.owns(address) else 0
 
 
 def tensors_in(values: Iterable[Any], found: list[torch.Tensor]) -> None:

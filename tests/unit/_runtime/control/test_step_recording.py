@@ -24,8 +24,8 @@ def seconds_of(trace: Trace | None) -> list[float]:
 def test_step_when_most_of_its_time_is_doubtful_then_recorded_once_more_and_then_taken() -> None:
     case = Case()
     for _ in range(2):
-        assert finish_trace(TRACE, frozenset({0, 1}), case, has_looked=False) is None
-        assert seconds_of(finish_trace(TRACE, frozenset({0, 1}), case, has_looked=False)) == [
+        assert finish_trace(TRACE, frozenset({0, 1}), case, is_unusual=False) is None
+        assert seconds_of(finish_trace(TRACE, frozenset({0, 1}), case, is_unusual=False)) == [
             1.0,
             1.0,
             1.0,
@@ -33,7 +33,7 @@ def test_step_when_most_of_its_time_is_doubtful_then_recorded_once_more_and_then
 
 
 def test_step_when_doubtful_operators_have_others_of_their_kind_then_taken_at_once() -> None:
-    assert seconds_of(finish_trace(TRACE, frozenset({0}), Case(), has_looked=False)) == [
+    assert seconds_of(finish_trace(TRACE, frozenset({0}), Case(), is_unusual=False)) == [
         1.0,
         1.0,
         1.0,

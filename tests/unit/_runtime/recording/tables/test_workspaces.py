@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from swapkit._native.pool import RingEvent, RingKind
-from swapkit._runtime.recording.tables import clocks
-from swapkit._runtime.recording.tables.clocks import Workspaces
+from swapkit._runtime.recording.tables import workspaces as tables
+from swapkit._runtime.recording.tables.blocks import Blocks
+from swapkit._runtime.recording.tables.workspaces import Workspaces
 
 
 class FakeRing:
@@ -33,7 +34,7 @@ def ring_event(kind: RingKind, nbytes: int, in_use_bytes: int) -> RingEvent:
 @pytest.mark.parametrize("rescued", [0, 30, 80])
 def test_workspace_when_a_rescue_frees_memory_inside_then_that_is_not_counted(rescued: int) -> None:
     made, workspace, before = 10, 40, 100
-    events = [ring_event(RingKind.OP_BEGIN, clocks._OURS, before)]
+    events = [ring_event(RingKind.OP_BEGIN, tables._OURS, before)]
     if rescued:
         events.append(ring_event(RingKind.GIVE, rescued, before - rescued))
         events.append(ring_event(RingKind.RESCUE, rescued, before - rescued))
@@ -42,10 +43,10 @@ def test_workspace_when_a_rescue_frees_memory_inside_then_that_is_not_counted(re
         ring_event(RingKind.TAKE, made, level + made),
         ring_event(RingKind.TAKE, workspace, level + made + workspace),
         ring_event(RingKind.GIVE, workspace, level + made),
-        ring_event(RingKind.OP_END, clocks._OURS, level + made),
+        ring_event(RingKind.OP_END, tables._OURS, level + made),
     ]
-    workspaces = Workspaces(None)
+    workspaces = Workspaces(None, Blocks(lambda: 0))
     workspaces._ring = FakeRing(events)  # type: ignore[assignment]
-    workspaces._read()
+    workspaces.read()
     assert workspaces.bytes_of(0) == workspace
-    assert workspaces.after == [level + made]
+    assert workspaces.peaks == [before + made + workspace]

@@ -1,0 +1,202 @@
+"""FSDP2 on two ranks: traces beside the pool, and training within a budget; run by `test_fsdp.py`.
+
+    python -m torch.distributed.run --nproc-per-node=2 tests/integration/fsdp_program.py
+
+Rank 0 prints, as one line of JSON, what was found in each scenario, for each rank.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+from torch.distributed.fsdp import fully_shard as shard
+from torch.distributed.tensor import DTensor
+
+import swapkit
+from swapkit._runtime.recording.recorder import Recorder
+from swapkit.api import recording
+from swapkit.ir.checks import check_trace
+from swapkit.ir.traces import Kind
+from swapkit.testing import planning_at_once
+from tests.support.occupancy import assert_memory_is_the_pools
+from tests.support.ranks import tell_and_exit
+from tests.support.sessions import digest
+
+STEPS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """How a model is sharded and trained. `share`: of the plain peak, that is the budget."""
+
+    width: int = 64
+    layers: int = 4
+    tokens: int = 512
+    reshards: bool | int = True
+    is_half: bool = False
+    offloads: bool = False
+    microbatches: int = 1
+    share: float = 0.0  # no session
+
+
+SCENARIOS = {
+    "resharded": Scenario(),
+    "kept": Scenario(reshards=False),
+    "by number": Scenario(reshards=2),
+    "half": Scenario(is_half=True),
+    "offloaded": Scenario(offloads=True),
+    "accumulated": Scenario(microbatches=3),
+    "large": Scenario(width=512, layers=6, tokens=1024, share=0.9),
+    "large, less": Scenario(width=512, layers=6, tokens=1024, share=0.85),
+}
+
+
+class Training:
+    """A model of layers that are sharded each, with its optimizer."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        torch.manual_seed(0)
+        self.scenario = scenario
+        self.model = nn.Sequential(
+            *[
+                nn.Sequential(
+                    nn.Linear(scenario.width, 2 * scenario.width),
+                    nn.GELU(),
+                    nn.Linear(2 * scenario.width, scenario.width),
+                )
+                for _ in range(scenario.layers)
+            ]
+        )
+        half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        options: dict[str, Any] = {
+            "reshard_after_forward": scenario.reshards,
+            "mp_policy": half if scenario.is_half else MixedPrecisionPolicy(),
+            "offload_policy": (
+                CPUOffloadPolicy(pin_memory=False) if scenario.offloads else OffloadPolicy()
+            ),
+        }
+        for layer in self.model:
+            shard(layer, **options)
+        self.sharded: Any = shard(self.model, **options)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self.steps_done = 0
+        self.results: list[str] = []
+
+    def step(self) -> None:
+        torch.manual_seed(1000 * dist.get_rank() + self.steps_done)
+        last = self.scenario.microbatches - 1
+        for number in range(last + 1):
+            self.sharded.set_requires_gradient_sync(number == last)
+            x = torch.randn(self.scenario.tokens, self.scenario.width)
+            loss = self.model(x).float().square().mean()
+            loss.backward()
+            self.results.append(float(loss.detach()).hex())
+            del x, loss
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.steps_done += 1
+
+    def outcome(self) -> list[str]:
+        shards = [local_of(each) for each in self.model.state_dict().values()]
+        states = [
+            local_of(value)
+            for state in self.optimizer.state_dict()["state"].values()
+            for value in state.values()
+        ]
+        return [*self.results, digest(shards), digest(states)]
+
+
+def local_of(tensor: Any) -> torch.Tensor:
+    local: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local
+
+
+def peak_of(training: Training) -> int:
+    """Return the most bytes in use in one step."""
+    swapkit.reset_peak_memory_stats()
+    training.step()
+    return swapkit.memory_stats()["allocated_bytes.all.peak"]
+
+
+def record(training: Training) -> dict[str, Any]:
+    """Return what a recorded step has, and what there really is."""
+    recorders: list[Recorder] = []
+
+    class Kept(Recorder):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            recorders.append(self)
+
+    with mock.patch.object(recording, "Recorder", Kept):
+        trace = swapkit.record(training.step, training.model, training.optimizer)
+    check_trace(trace)
+    problem = ""
+    try:
+        assert_memory_is_the_pools(recorders[0], trace)
+    except AssertionError as error:
+        problem = str(error)
+    shards = sum(local_of(each).nbytes for each in training.model.parameters())
+    return {
+        "problem": problem,
+        "traced": trace.peak_bytes,
+        "shards": shards,
+        "kinds": {
+            kind.value: sum(each.nbytes for each in trace.storages if each.kind is kind)
+            for kind in Kind
+        },
+    }
+
+
+def run(scenario: Scenario) -> dict[str, Any]:
+    """Train without and within a budget; return what became of it."""
+    gc.collect()  # former scenarios' memory
+    plain = Training(scenario)
+    for _ in range(2):
+        plain.step()
+    peak = peak_of(plain)
+    found = {**record(plain), "peak": peak}
+    if not scenario.share:
+        return found
+    while plain.steps_done < STEPS:
+        plain.step()
+    expected = plain.outcome()
+    del plain
+    training = Training(scenario)
+    limit = int(scenario.share * peak)
+    rescues = []
+    with swapkit.budget(limit, training.model, training.optimizer, search_steps=2) as session:
+        with planning_at_once():
+            for _ in range(STEPS):
+                training.step()
+                rescues.append((session.stage, session.stats.oom_rescues))
+        found |= {
+            "limit": limit,
+            "held": session.stats.peak_bytes,
+            "stages": [stage for stage, _ in rescues],
+            "rescues": [count for _, count in rescues],
+            "is_planned": session.plan is not None,
+            "explained": session.explain(),
+            "same": training.outcome() == expected,
+        }
+    return found
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    swapkit.install()
+    names = [each for each in sys.argv[1:] if each in SCENARIOS] or list(SCENARIOS)
+    found = {name: run(SCENARIOS[name]) for name in names}
+    tell_and_exit(found)
+
+
+if __name__ == "__main__":
+    main()

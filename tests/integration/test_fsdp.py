@@ -1,0 +1,51 @@
+"""FSDP2 on two ranks: traces have the memory that is there, and plans fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support import ROOT
+from tests.support.ranks import run_on_ranks
+
+PROGRAM = ROOT / "tests" / "integration" / "fsdp_program.py"
+RECORDED = ("resharded", "kept", "by number", "half", "offloaded", "accumulated", "large")
+TRAINED = ("large", "large, less")
+SETTLED = 6  # steps within which a session has its plan
+GLOO_BYTES = 1 << 16  # a buffer that gloo's threads may hold a little longer in one of two steps
+
+
+def found() -> dict[str, list[dict[str, Any]]]:
+    """Return what the program found for each scenario, by rank."""
+    result: dict[str, list[dict[str, Any]]] = run_on_ranks(PROGRAM)
+    return result
+
+
+@pytest.mark.parametrize("scenario", RECORDED)
+def test_memory_when_weights_go_and_come_back_then_the_trace_has_what_the_pool_had(
+    scenario: str,
+) -> None:
+    for rank in found()[scenario]:
+        assert rank["problem"] == ""
+
+
+@pytest.mark.parametrize("scenario", RECORDED)
+def test_kinds_when_parameters_are_sharded_then_each_shard_has_its_own(scenario: str) -> None:
+    for rank in found()[scenario]:
+        kinds, shards = rank["kinds"], rank["shards"]
+        assert kinds["state"] >= shards
+        assert kinds["gradient"] >= shards
+        assert 2 * shards <= kinds["optimizer state"] <= 2.1 * shards
+        assert kinds["input"] < shards
+
+
+@pytest.mark.parametrize("scenario", TRAINED)
+def test_training_when_weights_are_large_then_planned_with_the_same_bits_within_the_budget(
+    scenario: str,
+) -> None:
+    for rank in found()[scenario]:
+        assert rank["same"]
+        assert rank["held"] <= rank["limit"]
+        assert rank["is_planned"], rank["explained"]
+        assert rank["rescues"][-1] - rank["rescues"][SETTLED] <= 5
