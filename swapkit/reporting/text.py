@@ -93,6 +93,7 @@ class AllocationFailure(NamedTuple):
     holders: Sequence[Holder]
     hints: Sequence[str]
     pieces: Sequence[int] = ()
+    rank: str = ""  # such as "rank 1 of 2"; empty: there are no other ranks
 
 
 def _describe_free(failure: AllocationFailure, whole: int) -> str:
@@ -131,8 +132,9 @@ def format_failure(failure: AllocationFailure) -> str:
     if failure.asked > whole:
         limit += ", less than this request alone"
     where = f" in {failure.where}" if failure.where else ""
+    rank = f" ({failure.rank})" if failure.rank else ""
     lines = [
-        f"swapkit: out of memory on {failure.device}: {format_bytes(failure.asked)} "
+        f"swapkit: out of memory on {failure.device}{rank}: {format_bytes(failure.asked)} "
         f"({failure.asked} bytes) requested{where}; {limit}.",
         f"In use: {format_bytes(failure.in_use)}; reserved: {format_bytes(failure.reserved)}; "
         f"{_describe_free(failure, whole)}: {_torch_words(failure.device)}.",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
@@ -21,6 +21,8 @@ from torch.distributed.fsdp import fully_shard as shard
 from torch.distributed.tensor import DTensor
 
 import swapkit
+from swapkit._runtime.allocators.installation import require_installation
+from swapkit._runtime.allocators.memory_holders import find_holders
 from swapkit._runtime.recording.recorder import Recorder
 from swapkit.api import recording
 from swapkit.ir.checks import check_trace
@@ -29,6 +31,9 @@ from swapkit.testing import planning_at_once
 from tests.support.occupancy import assert_memory_is_the_pools
 from tests.support.ranks import tell_and_exit
 from tests.support.sessions import digest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 STEPS = 10
 
@@ -91,6 +96,12 @@ class Training:
         self.results: list[str] = []
 
     def step(self) -> None:
+        self.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.steps_done += 1
+
+    def backward(self) -> None:
         torch.manual_seed(1000 * dist.get_rank() + self.steps_done)
         last = self.scenario.microbatches - 1
         for number in range(last + 1):
@@ -100,9 +111,6 @@ class Training:
             loss.backward()
             self.results.append(float(loss.detach()).hex())
             del x, loss
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.steps_done += 1
 
     def outcome(self) -> list[str]:
         shards = [local_of(each) for each in self.model.state_dict().values()]
@@ -135,24 +143,59 @@ def record(training: Training) -> dict[str, Any]:
             super().__init__(*args)
             recorders.append(self)
 
+    swapkit.reset_peak_memory_stats()
     with mock.patch.object(recording, "Recorder", Kept):
         trace = swapkit.record(training.step, training.model, training.optimizer)
+    real = swapkit.memory_stats()["allocated_bytes.all.peak"]
     check_trace(trace)
     problem = ""
     try:
         assert_memory_is_the_pools(recorders[0], trace)
     except AssertionError as error:
         problem = str(error)
-    shards = sum(local_of(each).nbytes for each in training.model.parameters())
     return {
         "problem": problem,
         "traced": trace.peak_bytes,
-        "shards": shards,
+        "real": real,
+        "shards": count_bytes(training.model.parameters()),
         "kinds": {
             kind.value: sum(each.nbytes for each in trace.storages if each.kind is kind)
             for kind in Kind
         },
     }
+
+
+def fail(scenario: Scenario) -> dict[str, Any]:
+    """Return the text of an out-of-memory error after backward, and what there is to name."""
+    gc.collect()
+    training = Training(scenario)
+    training.step()
+    with swapkit.budget("64MiB", training.model, training.optimizer, policy="rescue"):
+        training.backward()
+        try:
+            torch.empty(1 << 28)
+        except torch.OutOfMemoryError as error:
+            text = str(error)
+    installation = require_installation()
+    held = {
+        holder.name: holder.nbytes
+        for holder in find_holders(installation.device, installation.tracker)
+    }
+    gradients = [each.grad for each in training.model.parameters() if each.grad is not None]
+    states = [value for state in training.optimizer.state.values() for value in state.values()]
+    return {
+        "text": text,
+        "held": held,
+        "real": {
+            "parameters": count_bytes(training.model.parameters()),
+            "gradients of parameters": count_bytes(gradients),
+            "optimizer states": count_bytes(states),
+        },
+    }
+
+
+def count_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(local_of(each).nbytes for each in tensors)
 
 
 def run(scenario: Scenario) -> dict[str, Any]:
@@ -162,7 +205,7 @@ def run(scenario: Scenario) -> dict[str, Any]:
     for _ in range(2):
         plain.step()
     peak = peak_of(plain)
-    found = {**record(plain), "peak": peak}
+    found = record(plain)
     if not scenario.share:
         return found
     while plain.steps_done < STEPS:
@@ -195,6 +238,7 @@ def main() -> None:
     swapkit.install()
     names = [each for each in sys.argv[1:] if each in SCENARIOS] or list(SCENARIOS)
     found = {name: run(SCENARIOS[name]) for name in names}
+    found["failed"] = fail(SCENARIOS["resharded"])
     tell_and_exit(found)
 
 

@@ -21,6 +21,7 @@ from swapkit._native.pool import BlockState, Pool
 from swapkit._runtime.allocators.advice import advise_here
 from swapkit._runtime.allocators.memory_holders import find_holders
 from swapkit._runtime.allocators.pool_layout import PoolLayout
+from swapkit._runtime.model.device_mesh import describe_rank
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.process.undo import raise_first
 from swapkit._runtime.torch_compat.accelerators import NPU
@@ -180,9 +181,10 @@ class Installation(Generic[_Pool]):
             for holder in find_holders(self.device, self.tracker)[:3]
         )
         in_use = format_bytes(self.pool.in_use_bytes())
+        rank = describe_rank()
         return (
-            f"a budget of {format_bytes(budget_bytes)} is too small: {in_use} are already in use "
-            f"({holders}). Pass a larger budget, or free tensors first."
+            f"{rank}{': ' if rank else ''}a budget of {format_bytes(budget_bytes)} is too small: "
+            f"{in_use} are already in use ({holders}). Pass a larger budget, or free tensors first."
         )
 
     @untraced
@@ -241,6 +243,7 @@ class Installation(Generic[_Pool]):
                 reserved=stats["reserved_bytes.all.current"],
                 budget=stats["budget_bytes"],
                 device=_label(self.device.name),
+                rank=describe_rank(),
                 device_bytes=self.total_bytes,
                 holders=find_holders(self.device, self.tracker),
                 hints=list(dict.fromkeys(hints)),

@@ -24,6 +24,7 @@ from swapkit._native.lives import TAG_OPTIMIZER
 from swapkit._native.pool import BlockState
 from swapkit._runtime.model.tracker import BACKWARD
 from swapkit._runtime.thread_state import thread_state
+from swapkit._runtime.torch_compat.plain_tensors import plain_parts
 from swapkit._runtime.torch_compat.thread_stacks import (
     backward_runs_elsewhere,
     others_wait,
@@ -96,9 +97,9 @@ def find_outside(device: Device, tracker: ModuleTracker) -> list[Holder]:
     names = _name_tensors(found, device)
     sizes: dict[int, int] = {}
     for tensor in take_while(found.may_look, found.tensors):
-        storage = _storage_of(tensor, device)
-        if storage is not None and not device.pool.owns(storage.data_ptr()):
-            sizes[storage.data_ptr()] = storage.nbytes()
+        for storage in _storages_of(tensor, device):
+            if not device.pool.owns(storage.data_ptr()):
+                sizes[storage.data_ptr()] = storage.nbytes()
     return _sum_up((names.get(address, "other tensors"), n) for address, n in sizes.items())
 
 
@@ -124,12 +125,17 @@ def _find_all(tracker: ModuleTracker) -> _Found:
     optimizers: list[torch.optim.Optimizer] = []
     for item in gc.get_objects():
         kind = type(item)  # not isinstance(): asking a lazy proxy for its class would run its code
-        if kind is torch.Tensor or issubclass(kind, torch.nn.Parameter):
+        if kind is torch.Tensor or issubclass(kind, torch.nn.Parameter) or _is_wrapper(kind):
             tensors.append(item)
         elif issubclass(kind, torch.optim.Optimizer):
             optimizers.append(item)
     buffers = [each for module in tracker.modules() for each in module.buffers(recurse=False)]
     return _Found(tensors, buffers, _states_of(optimizers), lambda: others_wait(in_backward=True))
+
+
+def _is_wrapper(kind: type) -> bool:
+    """Return whether tensors of a class consist of others, as a DTensor of its local shard."""
+    return issubclass(kind, torch.Tensor) and hasattr(kind, "__tensor_flatten__")
 
 
 def _find_own() -> _Found:
@@ -171,13 +177,13 @@ def _name_tensors(found: _Found, device: Device) -> dict[int, str]:
     names: dict[int, str] = {}
 
     def add(tensor: torch.Tensor | None, name: str) -> None:
-        storage = None if tensor is None else _storage_of(tensor, device)
-        if storage is not None:
+        for storage in () if tensor is None else _storages_of(tensor, device):
             names[storage.data_ptr()] = name
 
     for state in take_while(found.may_look, found.states):
         add(state, "optimizer states")
-    parameters = [each for each in found.tensors if issubclass(type(each), torch.nn.Parameter)]
+    # A parameter that is sharded has the class of its shards.
+    parameters = [each for each in found.tensors if isinstance(each, torch.nn.Parameter)]
     for parameter in take_while(found.may_look, parameters):
         add(parameter, "parameters")
     here = [each for each in parameters if each.device == device.name]
@@ -186,6 +192,16 @@ def _name_tensors(found: _Found, device: Device) -> dict[int, str]:
     for buffer in take_while(found.may_look, found.buffers):
         add(buffer, "buffers")
     return names
+
+
+def _storages_of(tensor: torch.Tensor, device: Device) -> list[torch.UntypedStorage]:
+    """Return the storages of a tensor, or of the tensors that it consists of, on a device."""
+    try:
+        parts = list(plain_parts(tensor))
+    except Exception:  # noqa: BLE001 - code of the user's class; it must not hide why memory is short
+        return []
+    storages = [_storage_of(part, device) for part in parts]
+    return [storage for storage in storages if storage is not None]
 
 
 def _storage_of(tensor: torch.Tensor, device: Device) -> torch.UntypedStorage | None:

@@ -1,4 +1,4 @@
-"""The ranks that a model's layers are distributed over."""
+"""This rank, and the ranks that a model's layers are distributed over."""
 
 from __future__ import annotations
 
@@ -25,6 +25,13 @@ def check_group(group: object) -> None:
         raise InvalidArgument(
             f"tensor_parallel_group={group!r}: expected a torch.distributed.ProcessGroup"
         )
+
+
+def describe_rank() -> str:
+    """Return which rank this process is, as in "rank 1 of 2"; empty: there are no other ranks."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return ""
+    return f"rank {torch.distributed.get_rank()} of {torch.distributed.get_world_size()}"
 
 
 def find_tensor_parallel_group(model: torch.nn.Module) -> Any:  # noqa: ANN401 - ProcessGroup

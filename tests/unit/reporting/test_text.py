@@ -41,6 +41,13 @@ def make_failure(*, budget: int = 1000 * KIB, where: str = "layers.3.mlp") -> Al
     )
 
 
+def test_failure_when_there_are_other_ranks_then_the_text_names_this_one() -> None:
+    alone = format_failure(make_failure())
+    ranked = format_failure(make_failure()._replace(rank="rank 1 of 2"))
+    assert "out of memory on the CPU device: " in alone
+    assert "out of memory on the CPU device (rank 1 of 2): " in ranked
+
+
 def test_rows_when_few_then_each_has_amount_name_and_count() -> None:
     lines = format_holders([Holder("parameters", 3 * KIB, 2), Holder("buffers", 5, 1)])
     assert lines == ["      3.00 KiB  parameters (2)", "           5 B  buffers (1)"]
