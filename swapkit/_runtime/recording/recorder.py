@@ -207,6 +207,7 @@ class Recorder(Notes):
                 read = None
             if unread:
                 self._note_update(unread)
+            self.workspaces.close()
         if read is not None:  # without the lock: takes time and may need memory
             self.bytes.ran(row, read, made)
         return result
@@ -225,6 +226,7 @@ class Recorder(Notes):
             writes = self._numbers_written([], made)
             name = AGAIN if graph_task() == NO_TASK else form_of(function).name
             self._note(name, taken, (reads, writes), workspace, is_same=False)
+            self.workspaces.close()
 
     def _look_at_bytes(self, given: list[torch.Tensor], *, is_same: bool) -> Read | None:
         """Take checksums of the operands if a plan could repeat the operator; None: it cannot.

@@ -34,7 +34,9 @@ class Workspaces:
         self._most = self._before = 0
         self._rescued = self._dropped = 0  # since the operator began
         self._begun = 0
-        self._running = 0  # operators that have begun and not ended, by the events read so far
+        self._is_open = False
+        self._ended = 0  # operators that have ended, by the events read so far
+        self._held: list[RingEvent] = []  # by other threads, after the open operator had ended
         self._seen = 0  # operators that have begun, likewise
 
     def start(self) -> None:
@@ -47,6 +49,7 @@ class Workspaces:
         """Detach the ring; calls after the first do nothing."""
         if self._ring is not None and self._pool is not None:
             self._pool.detach()
+            self.close()
             self.read()
             self._ring = None
 
@@ -56,9 +59,10 @@ class Workspaces:
         return self._ring is not None
 
     def begin(self) -> None:
-        """Note that an operator begins."""
+        """Note that an operator begins; `close` follows once it is noted."""
         assert self._pool is not None
         self._begun += 1
+        self._is_open = True
         self._pool.note(RingKind.OP_BEGIN, _OURS)
 
     def end(self) -> int:
@@ -66,6 +70,10 @@ class Workspaces:
         assert self._pool is not None
         self._pool.note(RingKind.OP_END, _OURS)
         return self._begun - 1
+
+    def close(self) -> None:
+        """Note that the operator that began last is noted, if it is: what happens now is later."""
+        self._is_open = False
 
     def bytes_of(self, number: int) -> int:
         """Return the workspace of an operator in bytes; 0: unknown."""
@@ -79,30 +87,37 @@ class Workspaces:
         events, lost = self._ring.read()
         if lost:
             self.blocks.is_whole = False  # numbers no longer match
-        for event in events:
-            if self.in_use_bytes is None:
-                self.in_use_bytes = _bytes_before(event)
-            level = event.in_use_bytes + self._rescued
-            self._most = max(self._most, level)
-            if event.kind in _OF_BLOCKS:
-                self._note_block(event)
-            elif event.kind is RingKind.RESCUE:  # inside an operator: not memory of its own
-                self._rescued += min(event.nbytes, max(0, self._most - level))
-            elif event.nbytes != _OURS:
-                continue
-            elif event.kind is RingKind.OP_BEGIN:
-                self._most = self._before = event.in_use_bytes
-                self._rescued = self._dropped = 0
-                self._running += 1
-                self._seen += 1
-            elif event.kind is RingKind.OP_END:
-                self.peaks.append(self._most)
-                self.dropped.append(self._dropped)
-                self._workspaces.append(self._most - max(self._before, level))
-                self._running -= 1
+        events = self._held + events
+        self._held = []
+        for at, event in enumerate(events):
+            if self._is_open and self._ended == self._begun:
+                self._held = events[at:]
+                break
+            self._note(event)
+
+    def _note(self, event: RingEvent) -> None:
+        if self.in_use_bytes is None:
+            self.in_use_bytes = _bytes_before(event)
+        level = event.in_use_bytes + self._rescued
+        self._most = max(self._most, level)
+        if event.kind in _OF_BLOCKS:
+            self._note_block(event)
+        elif event.kind is RingKind.RESCUE:  # inside an operator: not memory of its own
+            self._rescued += min(event.nbytes, max(0, self._most - level))
+        elif event.nbytes != _OURS:
+            return
+        elif event.kind is RingKind.OP_BEGIN:
+            self._most = self._before = event.in_use_bytes
+            self._rescued = self._dropped = 0
+            self._seen += 1
+        elif event.kind is RingKind.OP_END:
+            self.peaks.append(self._most)
+            self.dropped.append(self._dropped)
+            self._workspaces.append(self._most - max(self._before, level))
+            self._ended += 1
 
     def _note_block(self, event: RingEvent) -> None:
-        call = self._seen if self._running else 0
+        call = self._seen if self._seen > self._ended else 0
         if event.kind is RingKind.TAKE:
             self.blocks.take(event.address, event.nbytes, event.requested_bytes, call)
         elif event.kind is RingKind.GIVE:
