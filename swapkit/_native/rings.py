@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from swapkit._native._lib import CData
 
 
-_PIECE = 64  # events that are read at once: a recorder reads a few, often
+_PIECE = 16  # events that are read at once: a recorder reads a few, often
 
 
 class RingKind(enum.IntEnum):
@@ -35,6 +35,9 @@ class RingKind(enum.IntEnum):
     UNMAP = lib.SK_RING_UNMAP
     COPIED_OUT = lib.SK_RING_COPIED_OUT  # with the times of the copy
     COPIED_IN = lib.SK_RING_COPIED_IN
+
+
+_KINDS = {int(each): each for each in RingKind}  # `RingKind(number)` takes as long as the rest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +121,7 @@ def ring_event(event: Any) -> RingEvent:
     """Return an `sk_ring_event` as a plain value."""
     return RingEvent(
         time_ns=event.time_ns,
-        kind=RingKind(event.kind),
+        kind=_KINDS[event.kind],
         nbytes=event.nbytes,
         in_use_bytes=event.in_use_bytes,
         reserved_bytes=event.reserved_bytes,

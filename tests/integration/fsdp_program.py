@@ -1,4 +1,4 @@
-"""FSDP2 on two ranks: traces beside the pool, and training within a budget; run by `test_fsdp.py`.
+"""Sharded models on two ranks: their traces, and training within a budget; run by `test_fsdp.py`.
 
     python -m torch.distributed.run --nproc-per-node=2 tests/integration/fsdp_program.py
 
@@ -16,9 +16,20 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+)
 from torch.distributed.fsdp import fully_shard as shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 import swapkit
 from swapkit._runtime.allocators.installation import require_installation
@@ -49,6 +60,7 @@ class Scenario:
     is_half: bool = False
     offloads: bool = False
     microbatches: int = 1
+    is_parallel: bool = False  # by tensors: the ranks have the same data
     share: float = 0.0  # no session
 
 
@@ -59,6 +71,7 @@ SCENARIOS = {
     "half": Scenario(is_half=True),
     "offloaded": Scenario(offloads=True),
     "accumulated": Scenario(microbatches=3),
+    "tensor parallel": Scenario(is_parallel=True),
     "large": Scenario(width=512, layers=6, tokens=1024, share=0.9),
     "large, less": Scenario(width=512, layers=6, tokens=1024, share=0.85),
 }
@@ -80,20 +93,33 @@ class Training:
                 for _ in range(scenario.layers)
             ]
         )
+        if scenario.is_parallel:
+            self._split()
+        else:
+            self._shard()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self.steps_done = 0
+        self.results: list[str] = []
+
+    def _shard(self) -> None:
         half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         options: dict[str, Any] = {
-            "reshard_after_forward": scenario.reshards,
-            "mp_policy": half if scenario.is_half else MixedPrecisionPolicy(),
+            "reshard_after_forward": self.scenario.reshards,
+            "mp_policy": half if self.scenario.is_half else MixedPrecisionPolicy(),
             "offload_policy": (
-                CPUOffloadPolicy(pin_memory=False) if scenario.offloads else OffloadPolicy()
+                CPUOffloadPolicy(pin_memory=False) if self.scenario.offloads else OffloadPolicy()
             ),
         }
         for layer in self.model:
             shard(layer, **options)
-        self.sharded: Any = shard(self.model, **options)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
-        self.steps_done = 0
-        self.results: list[str] = []
+        shard(self.model, **options)
+
+    def _split(self) -> None:
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        for layer in self.model:
+            assert isinstance(layer, nn.Module)
+            first = ColwiseParallel(use_local_output=False)
+            parallelize_module(layer, mesh, {"0": first, "2": RowwiseParallel()})
 
     def step(self) -> None:
         self.backward()
@@ -102,10 +128,12 @@ class Training:
         self.steps_done += 1
 
     def backward(self) -> None:
-        torch.manual_seed(1000 * dist.get_rank() + self.steps_done)
+        rank = 0 if self.scenario.is_parallel else dist.get_rank()
+        torch.manual_seed(1000 * rank + self.steps_done)
         last = self.scenario.microbatches - 1
         for number in range(last + 1):
-            self.sharded.set_requires_gradient_sync(number == last)
+            if isinstance(self.model, FSDPModule):
+                self.model.set_requires_gradient_sync(number == last)
             x = torch.randn(self.scenario.tokens, self.scenario.width)
             loss = self.model(x).float().square().mean()
             loss.backward()

@@ -1,4 +1,4 @@
-"""FSDP2 on two ranks: traces have the memory that is there, and plans fit."""
+"""FSDP2 and tensor parallelism on two ranks: traces have the memory that is there, plans fit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from tests.support import ROOT
 from tests.support.ranks import run_on_ranks
 
 PROGRAM = ROOT / "tests" / "integration" / "fsdp_program.py"
-RECORDED = ("resharded", "kept", "by number", "half", "offloaded", "accumulated", "large")
+RECORDED = (
+    "resharded", "kept", "by number", "half", "offloaded", "accumulated", "large", "tensor parallel"
+)  # fmt: skip
 TRAINED = ("large", "large, less")
 SETTLED = 6  # steps within which a session has its plan
 
