@@ -29,13 +29,13 @@ pytestmark = [pytest.mark.promise("C12"), pytest.mark.usefixtures("installation"
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One for each recording."""
     found: list[int] = []
-    start = Recorder.start
+    begin = Recorder.begin
 
     def note(recorder: Recorder) -> None:
         found.append(1)
-        start(recorder)
+        begin(recorder)
 
-    monkeypatch.setattr(Recorder, "start", note)
+    monkeypatch.setattr(Recorder, "begin", note)
     return found
 
 

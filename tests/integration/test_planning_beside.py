@@ -83,13 +83,13 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
 def recordings(monkeypatch: pytest.MonkeyPatch) -> list[Recorder]:
     """All that were started."""
     found: list[Recorder] = []
-    start = Recorder.start
+    begin = Recorder.begin
 
     def note(recorder: Recorder) -> None:
         found.append(recorder)
-        start(recorder)
+        begin(recorder)
 
-    monkeypatch.setattr(Recorder, "start", note)
+    monkeypatch.setattr(Recorder, "begin", note)
     return found
 
 

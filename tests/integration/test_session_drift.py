@@ -70,16 +70,16 @@ def test_sequence_when_recorded_times_are_doubtful_then_each_length_is_recorded_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lengths: list[int] = []
-    start = Recorder.start
+    begin = Recorder.begin
 
     def before(training: Training, step: int) -> None:
         training.tokens = (TOKENS, TOKENS // 2)[step % 2]
 
         def note(recorder: Recorder) -> None:
             lengths.append(training.tokens)
-            start(recorder)
+            begin(recorder)
 
-        monkeypatch.setattr(Recorder, "start", note)
+        monkeypatch.setattr(Recorder, "begin", note)
 
     monkeypatch.setattr(HostTimer, "doubtful", frozenset(range(10_000)))
     train_both(make_training, 0.8, 12, before)

@@ -39,9 +39,9 @@ PARTS = ("calls", "workspaces", "optimizers", "savings", "bytes", "storages")
 def test_recording_when_its_end_is_interrupted_then_the_rest_of_it_ends(
     part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start = Recorder.start
+    begin = Recorder.begin
 
-    def start_doomed(recorder: Recorder) -> None:
+    def begin_doomed(recorder: Recorder) -> None:
         def interrupt() -> None:
             stop()
             if not interrupted:
@@ -52,9 +52,9 @@ def test_recording_when_its_end_is_interrupted_then_the_rest_of_it_ends(
         owner = getattr(recorder, part)
         stop = owner.stop
         owner.stop = interrupt
-        start(recorder)
+        begin(recorder)
 
-    monkeypatch.setattr(Recorder, "start", start_doomed)
+    monkeypatch.setattr(Recorder, "begin", begin_doomed)
     limit = train_plainly(make_training, 1).budget(2.0)
     listeners = len(global_hooks.calls.now), len(global_hooks.steps.now)
     training = make_training()

@@ -1,8 +1,9 @@
 """Controls a session's plans: it records steps, tries plans, and follows the best one.
 
 The mode of a step is decided when its first forward begins, by the shapes of the model's inputs
-(`planning/selection/learner.py`). Tensors saved before that belong to no plan. Without a model all
-steps count as the same kind, and each begins where the previous one ended.
+(`planning/selection/learner.py`). Tensors saved before that belong to no plan. If the model is not
+called as a whole, all steps count as the same kind, and each begins with its first event
+(`first_events.py`).
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import functools
 import logging
 import threading
 import weakref
-from collections import OrderedDict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
+from swapkit._runtime.control.first_events import FirstEvent
+from swapkit._runtime.control.plan_following import Following
 from swapkit._runtime.control.plan_maker import PlanMaker
 from swapkit._runtime.control.plan_status import PlanStatus
 from swapkit._runtime.control.step_forwards import ForwardBypass, Forwards
@@ -29,7 +31,6 @@ from swapkit._runtime.execution.plan_checks import (
     pace,
     sign,
 )
-from swapkit._runtime.execution.plan_executor import PlanExecutor
 from swapkit._runtime.model import global_hooks
 from swapkit._runtime.model.weak_models import find_weakly
 from swapkit._runtime.process.undo import Undo, raise_first
@@ -39,12 +40,13 @@ from swapkit._runtime.thread_state import thread_state
 from swapkit._runtime.torch_compat.dispatch_modes import can_stay, drop_left
 from swapkit._runtime.torch_compat.internals import tracing_state
 from swapkit.planning.selection.cases import Stage
-from swapkit.planning.selection.learner import CASES_KEPT, STRANGE
+from swapkit.planning.selection.learner import STRANGE
 from swapkit.planning.selection.outcomes import Instruction, Outcome, StepMode, Timing
 
 if TYPE_CHECKING:
     from swapkit._runtime.allocators.installed_pool import Installation
     from swapkit._runtime.control.session_config import SessionConfig
+    from swapkit._runtime.execution.plan_executor import PlanExecutor
     from swapkit._runtime.saved.hooks import Hooks
     from swapkit.ir.plans import Plan
     from swapkit.ir.traces import Trace
@@ -84,12 +86,12 @@ class PlanController:
         self._is_training = False  # whether that forward was in training mode
         self._forwards = Forwards()
         self._bypass = ForwardBypass(installation.tracker)
-        self._is_late = False  # whether the step begins with the next forward of any module
+        self._first = FirstEvent(hooks.packer, self._find_model, lambda: self._is_innermost)
+        self._is_late = False  # whether a recorder's mode could not stay where the last step ended
         self._stepping = 0  # the thread of the step's first forward; 0: none yet
         self._calls_model = model is not None  # whether the latest step called the model
         self._instruction: Instruction | None = None
-        self._executor: PlanExecutor | None = None
-        self._executors: OrderedDict[int, PlanExecutor] = OrderedDict()  # by `id` of the plan
+        self._following = Following(self._swapper, self._find_model)
         self._recording = StepRecording(hooks.packer)
         self._clock = StepClock(installation.device.name)
         self._began_bytes = 0
@@ -151,6 +153,9 @@ class PlanController:
         global_hooks.calls.add(self)
         undo.add(self._leave_step)
         self._enter_step(self._signature)
+        if self._calls_model:  # not known before the first step: perhaps only parts are called
+            self._is_late = True
+            self._first.wait(self._begin_step)
 
     def stop(self) -> None:
         """Undo `start`, also in the middle of a step. A second call retries what failed."""
@@ -184,6 +189,10 @@ class PlanController:
     # ---- the beginning of a step ---------------------------------------------------------------
 
     @property
+    def _executor(self) -> PlanExecutor | None:
+        return self._following.executor
+
+    @property
     def _is_innermost(self) -> bool:
         """Whether this session is the innermost one of this thread.
 
@@ -202,9 +211,12 @@ class PlanController:
             self._see_forward(model)
             if self._is_innermost:
                 self._bypass.begin(self._executor)
-        elif self._is_late and torch.is_grad_enabled() and self._is_innermost and can_stay():
-            self._is_late = False
+        elif self._first.is_call(module) and self._is_innermost and self._may_begin():
             self._begin_step(module)
+
+    def _may_begin(self) -> bool:
+        """Return whether a step may begin here; else the next module call may begin it."""
+        return tracing_state() is None and (not self._is_late or can_stay())
 
     def leave(self, module: torch.nn.Module) -> None:
         """Handle the end of a module's forward."""
@@ -254,25 +266,37 @@ class PlanController:
             instruction = Instruction(mode=StepMode.RESCUE)  # no plan could be made from it yet
         self._instruction = instruction
         if instruction.mode is StepMode.FOLLOW:
-            self._follow(instruction)
+            self._following.follow(instruction)
         else:
-            self._stop_following()
+            self._following.stop()
         if not self._calls_model:
-            self._is_late = not can_stay()
-            self._begin_step(None)
+            self._await_step(instruction)
 
-    def _begin_step(self, root: torch.nn.Module | None, *, is_again: bool = False) -> None:
-        """Start the step's recording, counts and clock; if again, keep the counts so far.
+    def _await_step(self, instruction: Instruction) -> None:
+        """Begin the step with its first event, wherever that is."""
+        self._is_late = not can_stay()
+        if instruction.mode is StepMode.RECORD and not self._is_late:
+            self._recording.prepare(self._find_setting())
+        self._set_standby()
+        self._first.wait(self._begin_step)
 
-        `root`: a module whose forward already runs.
-        """
-        assert self._instruction is not None
-        if self._executor is not None and self._executor.now() != 0:
-            self._executor.end_step()  # tensors saved before the first forward are in no plan
+    def _set_standby(self) -> None:
         # A settled plan needs no rescue, unless the step deviates (`PlanExecutor.deviated`).
         is_settled = self._executor is not None and self._learner.stage is Stage.STABLE
         self._swapper.evictor.set_standby(is_on=not is_settled)
-        if self._instruction.mode is StepMode.RECORD and self._recording.recorder is None:
+
+    def _begin_step(self, root: torch.nn.Module | None = None, *, is_again: bool = False) -> None:
+        """Start the step's recording, counts and clock; if again, keep the counts so far.
+
+        `root`: a module whose forward already runs. None: a tensor is being saved, the first event.
+        """
+        assert self._instruction is not None
+        self._first.end()
+        executor = self._executor
+        if root is not None and executor is not None and executor.now() != 0:
+            executor.end_step()  # tensors saved before the first forward are in no plan
+        self._set_standby()
+        if self._instruction.mode is StepMode.RECORD:
             self._record(root)
         if not is_again:
             self._rescues_before = self._swapper.evictor.count
@@ -280,57 +304,28 @@ class PlanController:
             self._moving_before = self._installation.device.moving_seconds()
         self._clock.begin(self._instruction.timing)
 
-    def _follow(self, instruction: Instruction) -> None:
-        trace, plan = instruction.trace, instruction.plan
-        assert plan is not None
-        assert trace is not None
-        latest = self._executor
-        if latest is not None and latest.plan is plan and latest.is_following:
-            return
-        self._stop_following()
-        executor = self._executors.pop(id(plan), None)
-        if executor is None:
-            executor = PlanExecutor(
-                self._swapper,
-                self._find_model(),
-                trace,
-                plan,
-                for_any_length=instruction.for_any_length,
-            )
-        self._executors[id(plan)] = executor
-        while len(self._executors) > CASES_KEPT:
-            self._executors.popitem(last=False)
-        self._executor = executor  # first: an interruption may come before `start` returns
-        try:
-            executor.start()
-        except BaseException:
-            self._stop_following()
-            raise
-
-    def _stop_following(self) -> None:
-        if self._executor is not None:
-            try:
-                self._executor.stop()
-            finally:
-                if self._executor.has_ended:  # else the next call goes on
-                    self._executor = None
-
     # ---- recording -----------------------------------------------------------------------------
 
     def _record(self, root: torch.nn.Module | None) -> None:
-        """Start recording. `root` None: not if the recorder's mode could not stay here."""
-        if root is None and self._is_late:
-            return
+        """Start recording, unless the recorder runs, or its mode could not stay here."""
+        if root is not None and self._recording.recorder is None:
+            self._recording.prepare(self._find_setting())
+        if self._recording.is_waiting:
+            self._recording.begin(root)
+
+    def _find_optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
+        return tuple(each for ref in self._optimizers if (each := ref()))
+
+    def _find_setting(self) -> Setting:
         device = self._installation.device
-        setting = Setting(
+        return Setting(
             device=device.name,
             tracker=self._installation.tracker,
             pool=device.pool,
             root=self._find_model(),
-            optimizers=tuple(each for ref in self._optimizers if (each := ref())),
+            optimizers=self._find_optimizers(),
             make_room=self._installation.runtime.make_room if device.makes_reclaimable else None,
         )
-        self._recording.start(setting, root)
 
     def _stop_recording(self, *, is_wanted: bool) -> Trace | None:
         recorder, case = self._recording.stop(), self._learner.case
@@ -343,8 +338,9 @@ class PlanController:
 
     def _leave_step(self) -> None:
         """Stop recording and following, without learning from the step."""
+        self._first.end()
         self._recording.stop()
-        self._stop_following()
+        self._following.stop()
         self._instruction = None
 
     # ---- the end of a step ---------------------------------------------------------------------

@@ -47,8 +47,14 @@ class StepRecording:
         events = () if recorder is None else tuple(recorder.savings.events)
         return any(event.kind is EventKind.USE for event in events)
 
-    def start(self, setting: Setting, root: torch.nn.Module | None) -> None:
-        """Start a recorder. `root`: a module whose forward already runs."""
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a recorder is prepared that has not begun."""
+        recorder = self._recorder
+        return recorder is not None and not recorder.has_begun
+
+    def prepare(self, setting: Setting) -> None:
+        """Prepare a recorder, between two steps. `begin` may then be called inside an operator."""
         self._finish_interrupted()
         recorder = Recorder(setting)
         if isinstance(recorder.timer, StreamTimer):
@@ -57,7 +63,18 @@ class StepRecording:
             if self._is_dropped:
                 return
             self._recorder = recorder
-            recorder.start()
+            recorder.prepare()
+
+    def begin(self, root: torch.nn.Module | None) -> None:
+        """Begin to record with the prepared recorder. `root`: a module whose forward already runs.
+
+        If `root` is None, a tensor is being saved: its operator is recorded if it runs afterwards.
+        """
+        with self._lock:
+            recorder = self._recorder
+            if recorder is None:
+                return
+            recorder.begin()
             if root is not None:
                 recorder.calls.enter(root)
             self._packer.observer = recorder.savings
@@ -71,7 +88,8 @@ class StepRecording:
                 recorder, self._recorder = self._recorder, None
                 if recorder is None:
                     return None
-                self._packer.observer = None
+                if recorder.has_begun:
+                    self._packer.observer = None
             recorder.stop()  # without the lock: it waits for the device
         except BaseException:
             self._interrupted = recorder

@@ -31,7 +31,7 @@ class StepClock:
         """Prepare to time steps on a device."""
         self._device = device
         self._timing = Timing.HOST
-        self._began = 0.0
+        self._began = time.perf_counter()  # a step that does not begin lasts from the last end
         self._ended: torch.Event | None = None  # the end on the device of a `Timing.LEAD` step
 
     def begin(self, timing: Timing) -> None:
@@ -50,7 +50,8 @@ class StepClock:
 
     def end(self) -> StepTime:
         """Return the time of the step that ends."""
-        queued = time.perf_counter() - self._began
+        began, self._began = self._began, time.perf_counter()
+        queued = self._began - began
         before, self._ended = self._ended, None
         if self._timing is Timing.LEAD:
             self._ended = self._mark()

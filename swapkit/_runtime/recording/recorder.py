@@ -70,6 +70,7 @@ class Recorder(Notes):
         self._seconds: list[float] = []
         self._looks_before = Evidence.count
         self.in_use_bytes = 0  # of the pool, at the start
+        self._has_begun = False
         self._undo = Undo()
 
     def is_here(self) -> bool:
@@ -104,7 +105,23 @@ class Recorder(Notes):
 
     def start(self) -> None:
         """Start to record this thread's operators, and those of its backward passes."""
-        undo = self._undo  # registered before each step, so that an interruption leaves nothing on
+        self.prepare()
+        self.begin()
+
+    def prepare(self) -> None:
+        """Enter the mode; nothing is noted before `begin`, which then works inside of calls."""
+        self.is_paused = True
+        self._undo.add(self._mode.leave)  # before the step, so that an interruption leaves nothing
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether `begin` was called."""
+        return self._has_begun
+
+    def begin(self) -> None:
+        """Note what is there now, and operators from now on."""
+        undo, self._has_begun = self._undo, True
         for end in (self.storages.stop, self.bytes.stop, self.savings.stop, self._read_times):
             undo.add(end)
         if self.setting.root is not None:
@@ -122,11 +139,14 @@ class Recorder(Notes):
             self._pool.watch(self.timer)
         undo.add(self.calls.stop)
         self.calls.start()
-        undo.add(self._mode.leave)
-        self._mode.__enter__()  # type: ignore[no-untyped-call]
+        undo.add(self._pause)
+        self.is_paused = False
+
+    def _pause(self) -> None:
+        self.is_paused = True
 
     def stop(self) -> None:
-        """Undo `start`; then `trace` can build the trace.
+        """Undo `start` or `prepare`; then `trace` can build the trace, if recording has begun.
 
         An operator that runs meanwhile on another thread may still be noted. It has no time in
         `_seconds`, and so is in no trace. A second call retries what failed.

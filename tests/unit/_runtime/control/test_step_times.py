@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from swapkit._runtime.control.step_times import KINDS_KEPT, STEPS_TIMED, StepTimes
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from swapkit._runtime.control.step_times import KINDS_KEPT, STEPS_TIMED, StepClock, StepTimes
+from swapkit.planning.selection.outcomes import Timing
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def test_median_when_kinds_alternate_then_each_has_its_own() -> None:
@@ -33,3 +42,15 @@ def test_times_when_many_then_only_the_latest_are_kept() -> None:
         times.add(str(kind), 1.0)
     assert times.median("same") is None
     assert len(times.others("none")) == KINDS_KEPT
+
+
+def test_step_when_it_did_not_begin_then_it_lasts_from_the_end_of_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = iter((100.0, 103.0, 104.0, 105.0, 109.0))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
+    clock = StepClock(torch.device("cpu"))
+    assert clock.end().seconds == 3.0
+    clock.begin(Timing.HOST)
+    assert clock.end().seconds == 1.0
+    assert clock.end().seconds == 4.0
