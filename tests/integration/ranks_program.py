@@ -7,6 +7,7 @@ Rank 0 prints, as one line of JSON, what became of each session, by the scenario
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from dataclasses import dataclass
@@ -25,16 +26,21 @@ STEPS = 14
 
 @dataclass(frozen=True)
 class Scenario:
-    """For each rank: the share of its memory that is its budget (0: no session), and its tokens."""
+    """For each rank: the share of its memory that is its budget (0: no session), and its tokens.
+
+    `evaluator`: the rank with a session for evaluation around the one that trains; -1: none.
+    """
 
     shares: tuple[float, float]
     tokens: tuple[int, int] = (TOKENS, TOKENS)
+    evaluator: int = -1
 
 
 SCENARIOS = {  # in this order: the sessions of one rank alone come before those of both
     "alone": Scenario((0.6, 0.0)),
     "agreed": Scenario((0.9, 0.6)),
-    "too little": Scenario((0.5, 0.9), tokens=(TOKENS // 2, 2 * TOKENS)),
+    "evaluated": Scenario((0.7, 0.9), evaluator=0),
+    "unlike": Scenario((0.5, 0.9), tokens=(TOKENS // 2, 2 * TOKENS)),
 }
 
 
@@ -80,7 +86,12 @@ def run(scenario: Scenario) -> dict[str, Any]:
     logger.addHandler(messages)
     limit = plain.budget(share)
     swapkit.reset_peak_memory_stats()
-    with swapkit.budget(limit, training.model, training.optimizer, search_steps=2) as session:
+    with contextlib.ExitStack() as stack:
+        if rank == scenario.evaluator:
+            stack.enter_context(swapkit.budget(limit, training.model))
+        session = stack.enter_context(
+            swapkit.budget(limit, training.model, training.optimizer, search_steps=2)
+        )
         with planning_at_once():
             stages = train(training, session)
         plan = session.plan

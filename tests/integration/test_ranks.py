@@ -1,4 +1,4 @@
-"""Two processes that train: they plan for one budget, and none waits for one that says nothing."""
+"""Two processes that train: alike, they plan for one budget; none waits for a silent one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support import ROOT
 from tests.support.ranks import run_on_ranks
 
 PROGRAM = ROOT / "tests" / "integration" / "ranks_program.py"
-SCENARIOS = ("alone", "agreed", "too little")
+SCENARIOS = ("alone", "agreed", "evaluated", "unlike")
 
 
 def found() -> dict[str, list[dict[str, Any]]]:
@@ -40,14 +40,23 @@ def test_plans_when_budgets_differ_then_both_are_for_the_smaller_one() -> None:
         assert sum(text.startswith(agreed) for text in rank["messages"]) == 1
 
 
-def test_plans_when_one_rank_needs_more_than_the_other_has_then_neither_has_one() -> None:
-    ranks = found()["too little"]
-    assert ranks[0]["limit"] < ranks[1]["limit"]
-    for rank in ranks:
-        assert rank["planned"] is None
+def test_plans_when_ranks_do_unlike_steps_then_each_plans_for_its_own_budget() -> None:
+    ranks = found()["unlike"]
+    for number, rank in enumerate(ranks):
         assert rank["stages"][-1] == "stable"
-        assert "no plan fits the budget of all 2 ranks, " in rank["explained"]
-        assert "(rank 0): rank 1 needs at least " in rank["explained"]
+        alone = f"rank {number} plans for its own budget: no other rank does the same"
+        assert rank["messages"].count(alone) == 1
+    first, second = ranks
+    assert 0 < first["planned"] <= first["limit"]
+    assert first["limit"] < second["planned"] <= second["limit"]
+
+
+def test_plans_when_one_rank_has_one_more_session_open_then_those_that_train_agree() -> None:
+    ranks = found()["evaluated"]
+    smallest = min(rank["limit"] for rank in ranks)
+    for rank in ranks:
+        assert 0 < rank["planned"] <= smallest
+        assert sum(text.startswith("all 2 ranks agree: ") for text in rank["messages"]) == 1
 
 
 def test_plan_when_the_other_rank_has_no_session_then_one_is_made_after_a_while() -> None:

@@ -141,7 +141,7 @@ class PlanController:
         """
         if self._config.saved_plan is not None:
             self._adopt(*self._config.saved_plan)
-        self._plans.join_ranks()
+        self._plans.join_ranks(self._find_model(), self._find_optimizers())
         undo = self._undo  # added before each part starts: an interruption may come between
         model = self._find_model()
         if model is not None:

@@ -1,4 +1,4 @@
-"""Plans for the recorded steps of a session, for its machine and the budget of all ranks."""
+"""Plans for the recorded steps of a session, for its machine and the budget of ranks alike."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from swapkit._runtime.control.rank_agreement import join_ranks
+from swapkit._runtime.control.rank_likeness import describe_parts, describe_step
 from swapkit._runtime.machine.measured_machine import measure_machine
 from swapkit.errors import InfeasibleBudget
 from swapkit.planning.beside import ThreadJob, is_at_once
@@ -15,6 +16,10 @@ from swapkit.planning.planner import PlanTarget, find_floor
 from swapkit.planning.selection.learner import Learner
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import torch
+
     from swapkit._runtime.control.rank_agreement import Ranks
     from swapkit._runtime.control.session_config import SessionConfig
     from swapkit._runtime.saved.device import Device
@@ -71,9 +76,11 @@ class PlanMaker:
     def _spare_bytes(self) -> int:
         return SPARE_PIECES * max(LEAST_PIECE_BYTES, self._device.backend.granule_bytes)
 
-    def join_ranks(self) -> None:
-        """Find the other ranks, if any."""
-        self._ranks = join_ranks()
+    def join_ranks(
+        self, model: torch.nn.Module | None, optimizers: Iterable[torch.optim.Optimizer]
+    ) -> None:
+        """Find the other ranks, if any, that train the same."""
+        self._ranks = join_ranks(describe_parts(model, optimizers))
 
     # ---- agreement of the ranks ----------------------------------------------------------------
 
@@ -83,23 +90,22 @@ class PlanMaker:
         return self._floor is not None and not self._floor.is_done
 
     def agree(self, trace: Trace) -> bool:
-        """Return whether plans may be made from a trace now, for the budget of all ranks."""
+        """Return whether plans may be made from a trace now, for the budget of ranks alike."""
         if self._ranks is None:
             return True
         if self._is_over:
             return False
-        config = self._config
+        config, step = self._config, describe_step(trace)
         find = partial(find_floor, trace, self._measure(config.limits.budget_bytes), config.policy)
         if self._ranks.has_said or not isinstance(config.policy, str) or is_at_once():
-            return self._ranks.agree(config.limits.budget_bytes, find)
+            return self._ranks.agree(config.limits.budget_bytes, find, step)
         if self._floor is None:
             self._floor = ThreadJob(find)
             return False
         floor_bytes = self._floor.take()
         self._floor = None
-        return self._ranks.agree(
-            config.limits.budget_bytes, find if floor_bytes is None else lambda: floor_bytes
-        )
+        known = find if floor_bytes is None else lambda: floor_bytes
+        return self._ranks.agree(config.limits.budget_bytes, known, step)
 
     def give_up(self) -> None:
         """Cancel the computation for the other ranks. Safe anywhere, also in finalizers."""

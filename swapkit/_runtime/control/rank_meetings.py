@@ -1,18 +1,26 @@
-"""Meeting places: they match sessions of several ranks, even if some ranks have more sessions.
+"""Meeting places: they match sessions of several ranks, even if some ranks have other sessions.
 
-Sessions meet in rounds. Sessions that are open at the same time use different places. A round is
-over once all ranks have spoken in it, or once a session that spoke in it ended before that. The
-first rank to write the outcome to the store decides it, and the outcome never changes. So all ranks
-pass through the same rounds: a session that only some ranks have uses up one round, and the
-sessions after it meet in the next.
+Each rank lists its open sessions in the store: for each its *parts* (a text that says what it
+trains), its place, and the round in which it speaks there. Sessions with the same parts meet at
+places of their own. Those that are open at the same time use different places, in the order in
+which they first speak. So sessions of other parts, and sessions that never speak, do not matter to
+where a session meets.
+
+Sessions meet in rounds. A round is over once all ranks have spoken in it, except for those whose
+lists show that they will not. It is also over once a session that spoke in it ended before that.
+The first rank to write the outcome to the store decides it (which ranks have spoken, or `LEFT`),
+and the outcome never changes. So all ranks pass through the same rounds: a session that only some
+ranks have uses up one round, and the sessions after it meet in the next.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import threading
 import weakref
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -20,15 +28,17 @@ import torch
 import torch.distributed
 
 from swapkit._runtime.torch_compat.internals import default_store
+from swapkit.units import show
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from swapkit._runtime.torch_compat.internals import Store
 
 _log = logging.getLogger(__name__)
-ALL, LEFT = "all", "left"  # the outcomes of a round
+LEFT = "left"  # the outcome of a round that a session has left
 ANSWER_SECONDS = 10.0  # then a store counts as gone: torch's waits forever if its host hangs
+_NO_ROUND = -1
 _T = TypeVar("_T")
 
 
@@ -66,74 +76,26 @@ class _Answer(Generic[_T]):
             self._error = error
 
 
-class MeetingPlace:
-    """A place where a rank's sessions speak, one at a time. Any thread."""
+class _SharedStore:
+    """The store that all ranks share, which gets one request at a time. Any thread."""
 
-    def __init__(
-        self, find_store: Callable[[], Store], *, rank: int, count: int, name: str
-    ) -> None:
-        """Begin with the first round.
-
-        Args:
-            find_store: returns the store that all ranks share.
-            rank: this rank.
-            count: the number of ranks.
-            name: the place's name, the same on all ranks.
-        """
-        self.rank = rank
+    def __init__(self, find_store: Callable[[], Store]) -> None:
         self._find_store = find_store
-        self._count = count
-        self._name = name
         self._lock = threading.Lock()  # held during a request to the store, perhaps forever
         self._is_mute = False  # whether a request got no answer
-        self._round = -1  # all earlier rounds are over
-        self._go_on()
-        # A weak reference: a session that is dropped never calls `leave`.
-        self._find_holder: Callable[[], object] = lambda: None
 
-    def _go_on(self) -> None:
-        self._round += 1
-        self._has_said = False
-        prefix = f"{self._name}/{self._round}"
-        self._over = f"{prefix}/over"
-        self._keys = [f"{prefix}/rank-{rank}" for rank in range(self._count)]
-
-    @property
-    def is_free(self) -> bool:
-        """Whether no session has this place."""
-        return self._find_holder() is None
-
-    def take(self, holder: object) -> None:
-        """Give the place to a session."""
-        self._find_holder = weakref.ref(holder)
-
-    def leave(self, holder: object) -> None:
-        """Free the place and withdraw the session's text, unless all ranks have read it."""
-        if self._find_holder() is not holder:
-            return
-        try:
-            if self._has_said:
-                self._ask(self._end)
-        except (RuntimeError, ValueError) as error:  # the group may end before its sessions
-            _log.debug("cannot tell other ranks that a session ended: %s", error)
-        self._find_holder = lambda: None
-
-    def begin(self) -> None:
-        """Leave the round of the previous session here, if that one was dropped without `leave`.
+    def ask(self, ask: Callable[[Store], _T]) -> _T:
+        """Return what `ask` returns, which makes the requests.
 
         Raises:
             RuntimeError, ValueError: the store is gone.
         """
-        if self._has_said:
-            self._ask(self._end)
-
-    def _ask(self, ask: Callable[[], _T]) -> _T:
         if self._is_mute:
             raise RuntimeError("the process group's store did not answer an earlier request")
 
         def ask_alone() -> _T:
             with self._lock:
-                return ask()
+                return ask(self._find_store())
 
         answer = _Answer(ask_alone)
         try:
@@ -142,74 +104,224 @@ class MeetingPlace:
             self._is_mute = answer.is_awaited
             raise
 
-    def _end(self) -> None:
-        """Leave the round if this rank has spoken in it."""
-        if self._has_said:
-            self._find_store().compare_set(self._over, "", LEFT)
-            self._go_on()
 
-    def meet(self, holder: object, text: str) -> list[bytes]:
-        """Speak in the first round that is not over; return all ranks' texts once all have spoken.
+@dataclass(slots=True)
+class _Listed:
+    """An open session, as its rank lists it."""
 
-        Raises:
-            RuntimeError, ValueError: the store is gone.
-        """
-        return self._ask(partial(self._meet, holder, text))
+    parts: str
+    place: str = ""  # none before the session first speaks
+    round: int = _NO_ROUND  # in which it has spoken
+    is_settled: bool = False  # it speaks in no other round
 
-    def _meet(self, holder: object, text: str) -> list[bytes]:
-        store = self._find_store()
-        while self._find_holder() is holder:
-            if store.check([self._over]):
-                if self._has_said and store.get(self._over) == ALL.encode():
-                    return store.multi_get(self._keys)
-                self._go_on()
-                continue
-            if not self._has_said:
-                store.set(self._keys[self.rank], text)
-                self._has_said = True
-            if not store.check(self._keys):
-                break
-            store.compare_set(self._over, "", ALL)  # another rank may have left meanwhile
-        return []
+    def may_speak(self, other: _Listed) -> bool:
+        """Return whether this session may yet speak in the round of another one."""
+        if not self.place:
+            return self.parts == other.parts
+        return self.place == other.place and not self.is_settled
 
-    def find_silent(self) -> list[int]:
-        """Return the ranks that have not spoken in the round.
 
-        Raises:
-            RuntimeError, ValueError: the store is gone.
-        """
-        return self._ask(self._find_silent)
+class _Place:
+    """A place, as one rank sees it. Changed only in requests to the store."""
 
-    def _find_silent(self) -> list[int]:
-        store = self._find_store()
-        return [rank for rank, key in enumerate(self._keys) if not store.check([key])]
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.round = 0  # all earlier rounds are over
+        self.speaker: _Listed | None = None  # this rank's session that has spoken in the round
+
+    @property
+    def over(self) -> str:
+        """The store's key of the round's outcome."""
+        return f"{self.name}/{self.round}/over"
+
+    def key_of(self, rank: int) -> str:
+        """Return the store's key of what a rank says in the round."""
+        return f"{self.name}/{self.round}/rank-{rank}"
+
+    def go_on(self) -> None:
+        """Go to the next round."""
+        self.round += 1
+        self.speaker = None
 
 
 class MeetingPlaces:
-    """All meeting places of one rank in one process group. Any thread."""
+    """All meeting places of one rank in one process group. Any thread.
+
+    Without a store, `join`, `settle` and `leave` do nothing, and `meet` raises.
+    """
 
     def __init__(self, find_store: Callable[[], Store], *, rank: int, count: int) -> None:
-        """Begin without places. Arguments: see `MeetingPlace`."""
-        self._find_store = find_store
-        self._rank = rank
-        self._count = count
-        self._lock = threading.Lock()
-        self._places: dict[str, MeetingPlace] = {}
+        """Begin without sessions.
 
-    def take(self, holder: object) -> MeetingPlace:
-        """Give the first free place to a session, and return it."""
+        Args:
+            find_store: returns the store that all ranks share.
+            rank: this rank.
+            count: the number of ranks.
+        """
+        self.rank = rank
+        self.count = count
+        self._store = _SharedStore(find_store)
+        self._lists = [f"swapkit/sessions/rank-{each}" for each in range(count)]
+        self._places: dict[str, _Place] = {}
+        self._lock = threading.RLock()  # of the next; not held during requests to the store
+        # Weak references: a session that is dropped never calls `leave`.
+        self._sessions: weakref.WeakKeyDictionary[object, _Listed] = weakref.WeakKeyDictionary()
+
+    def join(self, session: object, parts: str) -> None:
+        """List a session that begins. `parts`: what it trains, for `_Listed`."""
         with self._lock:
-            names = (f"swapkit/{number}" for number in itertools.count())
-            place = next(each for each in map(self._find, names) if each.is_free)
-            place.take(holder)
-            return place
+            self._sessions[session] = _Listed(parts)
+        self._tell(self._list)
 
-    def _find(self, name: str) -> MeetingPlace:
-        if name not in self._places:
-            self._places[name] = MeetingPlace(
-                self._find_store, rank=self._rank, count=self._count, name=name
-            )
-        return self._places[name]
+    def settle(self, session: object) -> None:
+        """Note that a session will speak in no other round."""
+        listed = self._find(session)
+        if listed is not None and not listed.is_settled:
+            listed.is_settled = True
+            self._tell(self._list)
+
+    def leave(self, session: object) -> None:
+        """End a session, and withdraw its text, unless the round is over."""
+        with self._lock:
+            listed = self._sessions.pop(session, None)
+        if listed is not None:
+            self._tell(partial(self._end, listed))
+
+    def meet(self, session: object, text: str) -> dict[int, bytes]:
+        """Speak in the first round that is not over; once it is over, return all texts by rank.
+
+        Raises:
+            RuntimeError, ValueError: the store is gone.
+        """
+        listed = self._seat(session)
+        return {} if listed is None else self._store.ask(partial(self._meet, listed, text))
+
+    def find_silent(self, session: object) -> list[int]:
+        """Return the ranks that may yet speak in the round of a session that has spoken.
+
+        Raises:
+            RuntimeError, ValueError: the store is gone.
+        """
+        listed = self._find(session)
+        return [] if listed is None else self._store.ask(partial(self._find_silent, listed))
+
+    # ---- this rank's sessions --------------------------------------------------------------------
+
+    def _find(self, session: object) -> _Listed | None:
+        with self._lock:
+            return self._sessions.get(session)
+
+    def _seat(self, session: object) -> _Listed | None:
+        """Give a session the first free place of its parts; None: the session has ended."""
+        with self._lock:
+            listed = self._sessions.get(session)
+            if listed is not None and not listed.place:
+                taken = {each.place for each in self._sessions.values()}
+                names = (f"swapkit/{listed.parts}/{number}" for number in itertools.count())
+                listed.place = next(name for name in names if name not in taken)
+                self._places.setdefault(listed.place, _Place(listed.place))
+            return listed
+
+    def _tell(self, tell: Callable[[Store], object]) -> None:
+        try:
+            self._store.ask(tell)
+        except (RuntimeError, ValueError) as error:  # the group may end before its sessions
+            _log.debug("cannot tell other ranks which sessions there are: %s", error)
+
+    # ---- requests to the store -------------------------------------------------------------------
+
+    def _list(self, store: Store) -> None:
+        with self._lock:
+            listed = [
+                (each.parts, each.place, each.round, each.is_settled)
+                for each in self._sessions.values()
+            ]
+        store.set(self._lists[self.rank], json.dumps(listed))
+
+    def _end(self, listed: _Listed, store: Store) -> None:
+        place = self._places.get(listed.place)
+        if place is not None and place.speaker is listed:
+            self._leave_round(place, store)
+        self._list(store)
+
+    def _leave_round(self, place: _Place, store: Store) -> None:
+        """Leave the round in which this rank has spoken."""
+        store.compare_set(place.over, "", LEFT)
+        place.go_on()
+
+    def _meet(self, listed: _Listed, text: str, store: Store) -> dict[int, bytes]:
+        place = self._places[listed.place]
+        if place.speaker is not None and place.speaker is not listed:
+            self._leave_round(place, store)  # of a session that was dropped
+        while self._is_open(listed):
+            if store.check([place.over]):
+                ranks = _read_outcome(store.get(place.over))
+                if place.speaker is listed and self.rank in ranks:
+                    texts = store.multi_get([place.key_of(rank) for rank in ranks])
+                    return dict(zip(ranks, texts, strict=True))
+                place.go_on()
+                continue
+            if place.speaker is None:
+                self._speak(place, listed, text, store)
+            if not self._decide(place, listed, store):
+                break
+        return {}
+
+    def _speak(self, place: _Place, listed: _Listed, text: str, store: Store) -> None:
+        store.set(place.key_of(self.rank), text)
+        place.speaker, listed.round = listed, place.round
+        self._list(store)  # after the text, which others read once they see this
+
+    def _decide(self, place: _Place, listed: _Listed, store: Store) -> bool:
+        """Write the outcome of a round if no rank is awaited in it; return whether it is over."""
+        if not store.check(self._lists):
+            return False
+        here, awaited = _split(self._read_lists(store, range(self.count)), listed)
+        if not awaited:
+            store.compare_set(place.over, "", json.dumps(here))  # unless another rank did, or left
+        return not awaited
+
+    def _is_open(self, listed: _Listed) -> bool:
+        with self._lock:
+            return any(each is listed for each in self._sessions.values())
+
+    def _find_silent(self, listed: _Listed, store: Store) -> list[int]:
+        known = [rank for rank, key in enumerate(self._lists) if store.check([key])]
+        unknown = [rank for rank in range(self.count) if rank not in known]
+        _, awaited = _split(self._read_lists(store, known), listed)
+        return sorted([*awaited, *unknown])
+
+    def _read_lists(self, store: Store, ranks: Sequence[int]) -> dict[int, list[_Listed]]:
+        """Return the open sessions of ranks that have listed theirs."""
+        texts = store.multi_get([self._lists[rank] for rank in ranks])
+        return dict(zip(ranks, map(_read_list, texts), strict=True))
+
+
+def _read_list(text: bytes) -> list[_Listed]:
+    try:
+        return [_Listed(*each) for each in json.loads(text)]
+    except TypeError as error:
+        raise ValueError(f"a rank listed sessions in another form: {show(text)}") from error
+
+
+def _read_outcome(outcome: bytes) -> list[int]:
+    """Return the ranks that have spoken in a round that is over; none: a session has left it."""
+    found: list[int] = [] if outcome == LEFT.encode() else json.loads(outcome)
+    return found
+
+
+def _split(lists: dict[int, list[_Listed]], own: _Listed) -> tuple[list[int], list[int]]:
+    """Return the ranks that have spoken in the round of a session, and those that may yet.
+
+    A rank without a session may yet begin one.
+    """
+    here, awaited = [], []
+    for rank, listed in lists.items():
+        if any((each.place, each.round) == (own.place, own.round) for each in listed):
+            here.append(rank)
+        elif not listed or any(each.may_speak(own) for each in listed):
+            awaited.append(rank)
+    return here, awaited
 
 
 _finding = threading.Lock()

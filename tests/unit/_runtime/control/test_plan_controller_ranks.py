@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
 
 SEARCH_STEPS = 2
 SETTLING_STEPS = 12  # of a search; slow operators or moves on a busy machine add candidates
-OWN, OTHER = (f"swapkit/0/0/rank-{rank}" for rank in range(2))
+PARTS = "parts"
+PLACE = f"swapkit/{PARTS}/0"
+OWN, OTHER = (f"{PLACE}/0/rank-{rank}" for rank in range(2))
+STEP = "5e"
 
 
 @pytest.fixture
@@ -41,8 +45,15 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Any:
     shared = distributed.HashStore()
     monkeypatch.setattr(plan_making, "measure_machine", steady_machine_like)
     places = MeetingPlaces(lambda: shared, rank=0, count=2)
-    monkeypatch.setattr(plan_making, "join_ranks", lambda: Ranks(places))
+    monkeypatch.setattr(plan_making, "join_ranks", lambda _: Ranks(places, PARTS))
+    monkeypatch.setattr(plan_making, "describe_step", lambda _: STEP)
     return shared
+
+
+def say(store: Any, said: str) -> None:
+    """Have the other rank speak."""
+    store.set(OTHER, said)
+    store.set("swapkit/sessions/rank-1", json.dumps([[PARTS, PLACE, 0, False]]))
 
 
 @pytest.fixture(scope="module")
@@ -73,11 +84,11 @@ def test_session_when_the_other_rank_is_late_then_warm_up_lasts_and_the_plan_is_
     limit, other = plain.budget(0.9), plain.budget(0.6)
     with open_session(training, limit) as session:
         assert run(session, training, 5) == ["warmup"] * 5
-        budget, floor = map(int, store.get(OWN).split())
+        budget, floor = map(int, store.get(OWN).split()[:2])
         assert budget == limit
         assert 0 < floor < other
         assert session.trace is None
-        store.set(OTHER, f"{other} 0")
+        say(store, f"{other} 0 {STEP}")
         assert run(session, training, 1) != ["warmup"]
         assert run(session, training, SETTLING_STEPS)[-1] == "stable"
         assert 0 < session.plan.budget_bytes <= other
@@ -90,7 +101,7 @@ def test_session_when_the_other_rank_has_no_plan_then_this_one_has_none_and_says
 ) -> None:
     training = make_training()
     limit = plain.budget(0.9)
-    store.set(OTHER, f"{limit + 1} {limit + 1}")
+    say(store, f"{limit + 1} {limit + 1} {STEP}")
     with open_session(training, limit) as session:
         assert run(session, training, 3) == ["warmup", "stable", "stable"]
         assert session.plan is None
@@ -123,7 +134,7 @@ def test_policy_when_it_is_a_users_own_then_it_gets_the_budget_and_has_no_floor(
 ) -> None:
     training = make_training()
     other = plain.budget(0.6)
-    store.set(OTHER, f"{other} 0")
+    say(store, f"{other} 0 {STEP}")
     with open_session(training, plain.budget(0.9), policy=Plans()) as session:
         assert run(session, training, 2) == ["warmup", "stable"]
         assert session.plan.budget_bytes <= other
@@ -135,7 +146,7 @@ def test_saved_plan_when_followed_then_nothing_is_asked(
 ) -> None:
     training = make_training()
     limit = plain.budget(0.7)
-    store.set(OTHER, f"{limit} 0")
+    say(store, f"{limit} 0 {STEP}")
     path = tmp_path / "plan.json"
     with open_session(training, limit) as session:
         run(session, training, SETTLING_STEPS)
@@ -153,7 +164,7 @@ def test_session_when_the_other_rank_says_something_else_then_one_step_fails_and
     store: Any, plain: Plain
 ) -> None:
     training = make_training()
-    store.set(OTHER, "plenty")
+    say(store, "plenty")
     with open_session(training, plain.budget(0.7)) as session:
         run(session, training, 1)
         with pytest.raises(InvalidDocument, match="rank 1 published b'plenty'"):
@@ -174,7 +185,7 @@ def test_floor_when_it_takes_long_then_steps_go_on_unrecorded_until_the_other_ra
 
     monkeypatch.setattr(plan_making, "find_floor", find_late)
     training = make_training()
-    store.set(OTHER, f"{plain.budget(0.9)} 0")
+    say(store, f"{plain.budget(0.9)} 0 {STEP}")
     with at_once(value=False), open_session(training, plain.budget(0.9)) as session:
         assert run(session, training, 4) == ["warmup"] * 4
         assert not store.check([OWN])

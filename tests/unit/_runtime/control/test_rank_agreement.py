@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 distributed: Any = torch.distributed
 FLOOR_BYTES = 2 * MIB
+STEP = "5e"  # the kind of steps
+OTHER_STEP = "07"
 
 
 @pytest.fixture(autouse=True)
@@ -38,11 +41,14 @@ def group() -> Iterator[None]:
 
 def make_ranks(count: int, store: Any = None) -> list[Ranks]:
     shared = distributed.HashStore() if store is None else store
-    return [Ranks(MeetingPlaces(lambda: shared, rank=rank, count=count)) for rank in range(count)]
+    places = [MeetingPlaces(lambda: shared, rank=rank, count=count) for rank in range(count)]
+    return [Ranks(each, "parts") for each in places]
 
 
-def agree(ranks: Ranks, budget_bytes: int = 8 * MIB, floor_bytes: int = FLOOR_BYTES) -> bool:
-    return ranks.agree(budget_bytes, lambda: floor_bytes)
+def agree(
+    ranks: Ranks, budget_bytes: int = 8 * MIB, floor_bytes: int = FLOOR_BYTES, step: str = STEP
+) -> bool:
+    return ranks.agree(budget_bytes, lambda: floor_bytes, step)
 
 
 def test_ranks_when_all_have_said_it_then_the_smallest_budget_is_everyones(
@@ -59,6 +65,29 @@ def test_ranks_when_all_have_said_it_then_the_smallest_budget_is_everyones(
     assert caplog.messages == [said] * 3
 
 
+def test_ranks_when_steps_are_of_two_kinds_then_those_alike_agree_and_the_other_plans_for_itself(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    all_ranks = make_ranks(3)
+    for ranks, budget, step in zip(all_ranks, (8, 2, 7), (STEP, OTHER_STEP, STEP), strict=True):
+        agree(ranks, budget * MIB, 1 * MIB, step)
+    for ranks, step in zip(all_ranks, (STEP, OTHER_STEP, STEP), strict=True):
+        assert agree(ranks, step=step)
+    assert [each.find_budget(2 * MIB) // MIB for each in all_ranks] == [7, 2, 7]
+    alike = "2 ranks that do the same agree: budget 7.00 MiB (rank 2), floor 1.00 MiB (rank 0)"
+    alone = "rank 1 plans for its own budget: no other rank does the same"
+    assert sorted(caplog.messages) == [alike, alike, alone]
+
+
+def test_ranks_when_one_of_another_kind_needs_more_then_it_denies_the_others_nothing() -> None:
+    all_ranks = make_ranks(3)
+    for ranks, floor, step in zip(all_ranks, (1, 9, 5), (STEP, OTHER_STEP, STEP), strict=True):
+        agree(ranks, 6 * MIB, floor * MIB, step)
+    for ranks, step in zip(all_ranks, (STEP, OTHER_STEP, STEP), strict=True):
+        assert agree(ranks, step=step)
+        assert ranks.find_budget(6 * MIB) == 6 * MIB
+
+
 def test_ranks_when_some_have_said_nothing_then_no_plan_and_the_floor_is_found_once() -> None:
     first, second = make_ranks(2)
     found = []
@@ -68,10 +97,10 @@ def test_ranks_when_some_have_said_nothing_then_no_plan_and_the_floor_is_found_o
         return FLOOR_BYTES
 
     for _ in range(3):
-        assert not first.agree(8 * MIB, find_floor)
+        assert not first.agree(8 * MIB, find_floor, STEP)
     assert agree(second, 4 * MIB)
-    assert first.agree(8 * MIB, find_floor)
-    assert first.agree(8 * MIB, find_floor)
+    assert first.agree(8 * MIB, find_floor, STEP)
+    assert first.agree(8 * MIB, find_floor, STEP)
     assert first.find_budget(8 * MIB) == 4 * MIB
     assert found == [FLOOR_BYTES]
 
@@ -100,21 +129,28 @@ def test_ranks_when_the_last_one_speaks_as_patience_ends_then_they_agree() -> No
     first, second = make_ranks(2, store)
 
     class Late:
-        """Says that not all is there, and then that all is."""
+        """Says that not all have spoken, and then that all have."""
 
-        def check(self, keys: list[str]) -> bool:
-            has_all = bool(store.check(keys))
-            if len(keys) == 2 and first._steps == PATIENCE_STEPS:
+        def multi_get(self, keys: list[str]) -> list[bytes]:
+            said: list[bytes] = store.multi_get(keys)
+            if first._steps == PATIENCE_STEPS:
                 agree(second, 4 * MIB)
-            return has_all
+            return said
 
         def __getattr__(self, name: str) -> Any:
             return getattr(store, name)
 
     late: Any = Late()
-    first._place._find_store = lambda: late
+    first._places._store._find_store = lambda: late
     assert [agree(first) for _ in range(PATIENCE_STEPS)] == [False] * (PATIENCE_STEPS - 1) + [True]
     assert first.find_budget(8 * MIB) == 4 * MIB
+
+
+def say(store: Any, said: str, *, parts: str = "parts", number: int = 0) -> None:
+    """Have rank 1 speak in a round."""
+    place = f"swapkit/{parts}/0"
+    store.set(f"{place}/{number}/rank-1", said)
+    store.set("swapkit/sessions/rank-1", json.dumps([[parts, place, number, False]]))
 
 
 @pytest.mark.parametrize(
@@ -122,16 +158,18 @@ def test_ranks_when_the_last_one_speaks_as_patience_ends_then_they_agree() -> No
     [
         "",
         "1",
-        "0 5",
-        "8 -5",
-        "8 5 3",
-        " 8 5",
-        "8 5\n",
-        "8 05",
-        "8.0 5",
-        "\u0661 5",
-        f"{MOST_BYTES + 1} 5",
-        f"8 {MOST_BYTES + 1}",
+        "8 5",
+        "0 5 5e",
+        "8 -5 5e",
+        "8 5 5e 3",
+        "8 5 5E",
+        " 8 5 5e",
+        "8 5 5e\n",
+        "8 05 5e",
+        "8.0 5 5e",
+        "\u0661 5 5e",
+        f"{MOST_BYTES + 1} 5 5e",
+        f"8 {MOST_BYTES + 1} 5e",
     ],
 )
 def test_ranks_when_one_says_something_else_then_refused_once_and_this_one_goes_on(
@@ -139,7 +177,7 @@ def test_ranks_when_one_says_something_else_then_refused_once_and_this_one_goes_
 ) -> None:
     store = distributed.HashStore()
     first = make_ranks(2, store)[0]
-    store.set("swapkit/0/0/rank-1", said)
+    say(store, said)
     with pytest.raises(InvalidDocument, match=r"^rank 1 published b.*: expected two"):
         agree(first)
     assert agree(first)
@@ -168,7 +206,7 @@ def test_ranks_when_a_floor_is_above_the_smallest_budget_then_all_say_whose_and_
 def test_ranks_when_there_is_no_store_any_more_then_warned_once_and_one_goes_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    ranks = join_ranks()
+    ranks = join_ranks("parts")
     assert ranks is not None
     assert not agree(ranks)
     distributed.destroy_process_group()
@@ -183,22 +221,21 @@ def test_ranks_when_there_is_no_store_any_more_then_warned_once_and_one_goes_on(
 def test_sessions_when_they_follow_each_other_then_each_agrees_anew() -> None:
     shared = distributed.distributed_c10d._get_default_store()
     for number in range(2):
-        ranks = join_ranks()
+        ranks = join_ranks("parts")
         assert ranks is not None
         assert not agree(ranks, 4 * MIB)
-        own, other = f"swapkit/0/{number}/rank-0", f"swapkit/0/{number}/rank-1"
-        assert shared.get(own) == f"{4 * MIB} {FLOOR_BYTES}".encode()
-        assert not shared.check([other])
-        shared.set(other, f"{3 * MIB} 0")
+        own = f"swapkit/parts/0/{number}/rank-0"
+        assert shared.get(own) == f"{4 * MIB} {FLOOR_BYTES} {STEP}".encode()
+        say(shared, f"{3 * MIB} 0 {STEP}", number=number)
         assert agree(ranks)
         assert ranks.find_budget(4 * MIB) == 3 * MIB
         ranks.leave()
 
 
 def test_ranks_when_there_are_no_others_then_none() -> None:
-    assert join_ranks() is None
+    assert join_ranks("parts") is None
     distributed.init_process_group("fake", store=distributed.HashStore(), rank=0, world_size=1)
     try:
-        assert join_ranks() is None
+        assert join_ranks("parts") is None
     finally:
         distributed.destroy_process_group()

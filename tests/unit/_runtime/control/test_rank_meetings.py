@@ -25,8 +25,8 @@ class Process:
         self.rank = rank
         self.places = MeetingPlaces(lambda: store, rank=rank, count=count)
 
-    def enter(self) -> Ranks:
-        return Ranks(self.places)
+    def enter(self, parts: str = "parts") -> Ranks:
+        return Ranks(self.places, parts)
 
     def spend_alone(self, steps: int) -> None:
         """Have a session that the other ranks do not have."""
@@ -37,7 +37,7 @@ class Process:
 
 
 def agree(ranks: Ranks, budget: int) -> bool:
-    return ranks.agree(budget * MIB, lambda: 0)
+    return ranks.agree(budget * MIB, lambda: 0, "5e")
 
 
 def start(count: int = 2, store: Any = None) -> list[Process]:
@@ -76,14 +76,56 @@ def test_sessions_when_one_rank_had_more_before_then_those_of_all_agree(
         assert_in_step(processes)
 
 
-def test_sessions_when_two_are_open_then_each_agrees_with_the_one_entered_as_early() -> None:
+def test_sessions_when_two_are_open_then_each_agrees_with_the_one_that_speaks_as_early() -> None:
     first, second = start()
     early, late = ([process.enter() for process in (first, second)] for _ in range(2))
     assert not agree(late[0], 7)
-    assert not agree(early[1], 5)
+    assert not agree(early[0], 6)
     assert agree(late[1], 8)
-    assert agree(early[0], 6)
-    assert [each.find_budget(9 * MIB) for each in (early[0], late[1])] == [5 * MIB, 7 * MIB]
+    assert agree(early[1], 5)
+    assert [each.find_budget(9 * MIB) for each in (early[1], late[1])] == [5 * MIB, 7 * MIB]
+
+
+def test_sessions_when_one_rank_has_one_that_never_speaks_then_those_that_train_agree() -> None:
+    first, second = start()
+    evaluation = first.enter()
+    assert_agreed([first.enter(), second.enter()])
+    evaluation.leave()
+
+
+def test_sessions_when_they_train_other_parts_then_none_waits_for_the_others() -> None:
+    processes = start(3)
+    stages = [process.enter(f"stage{process.rank}") for process in processes]
+    for ranks, budget in zip(stages, (6, 5, 4), strict=True):
+        assert agree(ranks, budget)
+        assert ranks.find_budget(budget * MIB) == budget * MIB
+
+
+def test_sessions_when_one_rank_trains_something_else_then_the_others_agree_without_it() -> None:
+    first, second, third = start(3)
+    other = second.enter("other")
+    assert_agreed([first.enter(), third.enter()])
+    assert agree(other, 1)
+
+
+def test_session_when_a_rank_has_no_session_yet_then_it_may_be_alike_and_is_awaited() -> None:
+    first, second = start()
+    early = first.enter()
+    assert not agree(early, 6)
+    second.enter("other").leave()
+    assert not agree(early, 6)
+    late = second.enter()
+    assert agree(late, 4)
+    assert agree(early, 6)
+    assert early.find_budget(6 * MIB) == 4 * MIB
+
+
+def test_session_when_those_alike_have_agreed_without_it_then_it_plans_alone_at_once() -> None:
+    first, second = start()
+    other, early = second.enter("other"), first.enter()
+    assert agree(early, 6)
+    assert agree(second.enter(), 4)
+    assert agree(other, 1)
 
 
 def test_sessions_when_one_is_only_here_then_those_after_it_agree() -> None:
@@ -136,8 +178,10 @@ def test_session_when_it_has_ended_then_nothing_is_said_or_heard() -> None:
     ended.leave()
     assert agree(ended, 4)
     assert ended.find_budget(4 * MIB) == 4 * MIB
-    assert store.num_keys() == 0
-    assert ended._place.meet(ended, "4 0") == []
+    assert ended._places.meet(ended, "4 0 5e") == {}
+    assert ended._places.find_silent(ended) == []
+    assert store.get("swapkit/sessions/rank-0") == b"[]"
+    assert store.num_keys() == 1
     assert_in_step([first, second])
 
 
@@ -169,6 +213,18 @@ def test_sessions_when_ranks_have_others_at_random_then_those_after_agree(seed: 
         for ranks in opened:
             ranks.leave()
         assert_in_step(processes)
+
+
+@pytest.mark.parametrize("listed", ["", "5", "[5]", "[[]]", '[["parts", "", 0, false, 9]]'])
+def test_session_when_another_rank_lists_something_else_then_warned_and_it_goes_on_alone(
+    listed: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = distributed.HashStore()
+    ours = start(2, store)[0].enter()
+    store.set("swapkit/sessions/rank-1", listed)
+    assert agree(ours, 4)
+    assert ours.find_budget(4 * MIB) == 4 * MIB
+    assert "cannot read the budgets of other ranks, so this rank plans for its" in caplog.text
 
 
 class Hung:
