@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from tests.conformance.modes import MIN_BYTES
 from tests.programs import ILLEGAL, PROGRAMS, Entry, is_same, run
+from tests.programs.kinds import Pair
 from tests.programs.registry import results_of_plain_training
 from tests.support.place import ON_CPU
 
@@ -43,7 +44,9 @@ def is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def zeros(tensor: torch.Tensor) -> torch.Tensor:
+def zeros(tensor: Any) -> Any:
+    if isinstance(tensor, Pair):
+        return Pair(zeros(tensor.one), zeros(tensor.two))
     if not is_plain(tensor) or tensor.untyped_storage().nbytes() < MIN_BYTES:
         return tensor.detach()
     return torch.zeros_like(tensor)

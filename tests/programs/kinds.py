@@ -85,21 +85,22 @@ def buffer_and_parameter_types(evict: Evict) -> list[torch.Tensor]:
     return gradients(loss, x)
 
 
-@program("G9", moves=False)
+@program("G9")
 def wrapper_subclass_comes_back_whole(evict: Evict) -> list[torch.Tensor]:
     return bring_back(evict, lambda: [Pair(torch.randn(SIDE, SIDE), torch.randn(SIDE, SIDE))])
 
 
-@program("G9", moves=False)
+@program("G9")
 def wrapper_subclass_saved_by_operators(evict: Evict) -> list[torch.Tensor]:
     x = leaf()
     pair = Pair(torch.randn(SIDE, SIDE), torch.randn(SIDE, SIDE)) * 2
     loss = (x * pair).sum() + (x.sin() @ pair).sum()
+    del pair
     evict()
     return gradients(loss, x)
 
 
-@program("G9", moves=False)
+@program("G9")
 def wrapper_subclass_around_a_subclass(evict: Evict) -> list[torch.Tensor]:
     def make() -> list[torch.Tensor]:
         inner = Pair(torch.randn(SIDE, SIDE), torch.randn(SIDE, SIDE))

@@ -1,4 +1,4 @@
-"""Running a program on two ranks."""
+"""Running a program on several ranks."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from tests.support import ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
-COMMAND = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+LAUNCH = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+COMMAND = (*LAUNCH, "--nproc-per-node=2")
 # Ranks that spin while they wait would take the time of those that work.
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 
 
 @functools.cache
-def run_on_ranks(program: Path, *arguments: str) -> Any:
+def run_on_ranks(program: Path, *arguments: str, ranks: int = 2) -> Any:
     """Return what a program printed as one line of JSON: an object."""
     done = subprocess.run(
-        [*COMMAND, str(program), *arguments],
+        [*LAUNCH, f"--nproc-per-node={ranks}", str(program), *arguments],
         capture_output=True,
         text=True,
         timeout=240,

@@ -24,12 +24,12 @@ from swapkit._native.lives import TAG_OPTIMIZER
 from swapkit._native.pool import BlockState
 from swapkit._runtime.model.tracker import BACKWARD
 from swapkit._runtime.thread_state import thread_state
-from swapkit._runtime.torch_compat.plain_tensors import plain_parts
 from swapkit._runtime.torch_compat.thread_stacks import (
     backward_runs_elsewhere,
     others_wait,
     take_while,
 )
+from swapkit._runtime.torch_compat.wrappers import tensors_inside
 from swapkit.reporting.text import Holder
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def _name_tensors(found: _Found, device: Device) -> dict[int, str]:
 def _storages_of(tensor: torch.Tensor, device: Device) -> list[torch.UntypedStorage]:
     """Return the storages of a tensor, or of the tensors that it consists of, on a device."""
     try:
-        parts = list(plain_parts(tensor))
+        parts = list(tensors_inside(tensor))
     except Exception:  # noqa: BLE001 - code of the user's class; it must not hide why memory is short
         return []
     storages = [_storage_of(part, device) for part in parts]

@@ -20,6 +20,7 @@ from swapkit._runtime.model.module_stack import ModuleStack
 from swapkit._runtime.torch_compat.fork_locks import make_fork_lock
 from swapkit._runtime.torch_compat.internals import buffers_of, parameters_of, storage_address
 from swapkit._runtime.torch_compat.plain_tensors import is_plain
+from swapkit._runtime.torch_compat.wrappers import tensors_inside
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -254,10 +255,12 @@ class ModuleTracker:
         added, step = self._added, self._step
         modules = self.modules()
         self._state = {
-            storage_address(tensor.untyped_storage())
+            storage_address(inside.untyped_storage())
             for module in modules
             for tensor in (*parameters_of(module).values(), *buffers_of(module).values())
-            if is_plain(tensor)
+            if tensor is not None
+            for inside in tensors_inside(tensor)
+            if is_plain(inside)
         }
         self._known = added, len(modules), step  # last: other threads check it first
 

@@ -23,6 +23,7 @@ from swapkit._runtime.torch_compat.internals import (
 )
 from swapkit._runtime.torch_compat.isolation import hidden, untraced
 from swapkit._runtime.torch_compat.plain_tensors import KINDS
+from swapkit._runtime.torch_compat.wrappers import Flattened, flatten, is_wrapper
 from swapkit.ir.plans import Action
 from swapkit.ir.traces import EventKind, Kind
 
@@ -165,8 +166,35 @@ class _SavedAlias:
         """Return the saved tensor and note its use; a region's hooks may call this, too."""
         if _version_of(self.alias) != self.version:
             raise modified_error(self.alias, self.version)
-        self._savings.used(self, self.alias)
+        self._note_use()
         return self.alias
+
+    def _note_use(self) -> None:
+        self._savings.used(self, self.alias)
+
+
+class _PartOfWrapper:
+    """Stands for a tensor inside a saved wrapper."""
+
+    __slots__ = ("__weakref__", "alias")
+
+    def __init__(self, alias: torch.Tensor) -> None:
+        self.alias = alias
+
+
+class _SavedWrapper(_SavedAlias):
+    """The same for a wrapper: each tensor inside is an event of its own, as in a session."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, tensor: torch.Tensor, notes: Notes, savings: Savings) -> None:
+        super().__init__(tensor, notes, savings)
+        found = flatten(self.alias, _has_memory)
+        self.parts = [] if found is None else [_PartOfWrapper(inside) for inside in found.inside]
+
+    def _note_use(self) -> None:
+        for part in self.parts:
+            self._savings.used(part, part.alias)
 
 
 def _version_of(tensor: torch.Tensor) -> int:
@@ -216,8 +244,18 @@ class EventWatcher:
     @untraced
     def pack(self, tensor: torch.Tensor) -> _SavedAlias:
         """Return the alias that the graph keeps in place of a tensor."""
+        if is_wrapper(tensor) and not _is_weight(tensor):
+            found = flatten(tensor, _has_memory)
+            if found is not None:
+                return self._pack_wrapper(tensor, found)
         packed = _SavedAlias(tensor, self._notes, self._savings)
         self._savings.note_saved(tensor, packed, self._site(tensor))
+        return packed
+
+    def _pack_wrapper(self, tensor: torch.Tensor, found: Flattened) -> _SavedWrapper:
+        packed = _SavedWrapper(tensor, self._notes, self._savings)
+        for part, inside in zip(packed.parts, found.inside, strict=True):
+            self._savings.note_saved(inside, part, self._site(inside))
         return packed
 
     def _site(self, tensor: torch.Tensor) -> tuple[str, int] | None:
@@ -240,10 +278,16 @@ class EventWatcher:
 def _may_move(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is plain memory and not, as far as it shows, a weight's."""
     is_plain = type(tensor) in (*KINDS, FakeTensor) and tensor.layout is torch.strided
-    if not is_plain or tensor.numel() == 0:
-        return False
-    # Such as weight.t().
-    return not isinstance(tensor, torch.nn.Parameter) and not isinstance(
-        base_of(tensor),
-        torch.nn.Parameter,
-    )
+    return is_plain and tensor.numel() > 0 and not _is_weight(tensor)
+
+
+def _is_weight(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is a parameter, or views one, such as `weight.t()`."""
+    parameter = torch.nn.Parameter
+    return isinstance(tensor, parameter) or isinstance(base_of(tensor), parameter)
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor inside a wrapper is saved like a plain one."""
+    is_plain = type(tensor) in {torch.Tensor, FakeTensor} and tensor.layout is torch.strided
+    return is_plain and tensor.numel() > 0

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from swapkit._native.pool import set_tag
+from swapkit._runtime.saved import taken_apart
 from swapkit._runtime.saved.counters import Counters
 from swapkit._runtime.saved.eviction import NO_BUDGET, EvictionTerms, Evictor
 from swapkit._runtime.saved.existing_graphs import adopt_graphs
@@ -137,7 +138,17 @@ class Swapper:
         base = base_of(tensor)
         if base is not None and isinstance(base, torch.nn.Parameter):  # such as weight.t()
             return True
-        return _is_cast_weight(tensor)
+        return _is_cast_weight(tensor) or (base is not None and _is_local_weight(tensor))
+
+    @untraced
+    def take_apart(self, tensor: torch.Tensor, packer: Packer) -> taken_apart.TakenApart | None:
+        """Return the stand-in for a saved tensor that wraps others; None: it stays whole."""
+        return taken_apart.take_apart(tensor, packer, self.shared.shim)
+
+    @untraced
+    def pack_awaited(self, packer: Packer) -> None:
+        """Pack what has waited for collectives that the program has now waited for."""
+        taken_apart.pack_awaited(packer)
 
     @untraced
     def note_automatic(self, group: StorageGroup) -> None:
@@ -222,6 +233,14 @@ class Swapper:
 
 def _relabel(tag: int) -> None:
     set_tag(tag)
+
+
+def _is_local_weight(tensor: torch.Tensor) -> bool:
+    """Return whether a view is the local part of a sharded weight (`to_local`)."""
+    node = tensor.grad_fn
+    inputs = () if node is None else node.next_functions
+    weight = getattr(inputs[0][0], "variable", None) if inputs else None
+    return isinstance(weight, torch.nn.Parameter)
 
 
 def _is_cast_weight(tensor: torch.Tensor) -> bool:

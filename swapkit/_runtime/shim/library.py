@@ -174,6 +174,10 @@ class Shim:
         self.region: MakeRegion = module.Region
         self.saved_tensor: MakeSavedTensor = module.SavedTensor
         self.unpack: Callable[[SavedTensor], torch.Tensor] = module.unpack
+        # For wrappers (`cpp/saved/wrappers.hpp`): keep a tensor inside; let a new wrapper count
+        # changes in place with the one that the saved tensor was inside.
+        self.keep_inside: Callable[[torch.Tensor, torch.Tensor], SavedTensor] = module.keep_inside
+        self.count_with: Callable[[torch.Tensor, SavedTensor], None] = module.count_with
         # Choices for results of single operators (`cpp/saved/storage_choices.hpp`).
         self.mark: Callable[[torch.Tensor, Placement, int], bool] = module.mark
         self.void_swaps: Callable[[Sequence[torch.Tensor]], None] = module.void_swaps

@@ -56,6 +56,12 @@ class MoverPolicy(Protocol):
     def is_weight(self, tensor: torch.Tensor, /) -> bool:
         """Return whether a tensor views a parameter, or the cast copy that autocast caches."""
 
+    def take_apart(self, tensor: torch.Tensor, packer: Packer, /) -> object | None:
+        """Return the stand-in for a saved wrapper; None: it stays whole. Without the lock."""
+
+    def pack_awaited(self, packer: Packer, /) -> None:
+        """Pack what has waited for collectives (`Packer.awaited`). Without the lock."""
+
     def note_automatic(self, group: StorageGroup, /) -> None:
         """Note that a group was saved under the budget. Only called if the mover `hears_saves`."""
 
@@ -85,6 +91,8 @@ class SavedTensor(Protocol):
     group: StorageGroup | None
     version: int
     is_stripped: bool
+    # The version of the wrapper around it (`saved/taken_apart.py`), now and at the save.
+    watched: tuple[int, int] | None
 
 
 class StorageGroup(Protocol):
@@ -124,6 +132,7 @@ class Packer(Protocol):
 
     observer: Observer | None
     follows: bool  # its calls are the events of the mover's follower
+    awaited: list[Any] | None  # what waits for collectives (`saved/taken_apart.py`)
     has_saved_late: bool  # a tensor was packed in a backward pass while it `follows`
     skips_backward: bool  # off the stack in backward passes (`saved/hooks.py`)
     is_inert: bool  # its session has ended: saved tensors stay, and the observer is not called
@@ -137,6 +146,9 @@ class Packer(Protocol):
 
     def pack(self, tensor: torch.Tensor, /) -> SavedTensor:
         """Return the object that autograd keeps for a tensor."""
+
+    def pack_inside(self, part: SavedTensor, /) -> SavedTensor:
+        """Save a tensor inside a wrapper, which `Shim.keep_inside` has kept."""
 
     def unpack(self, packed: Any, /) -> torch.Tensor:  # noqa: ANN401 - or an object of a recipe
         """Return the tensor, as `Shim.unpack` does, and call the observer."""
@@ -366,14 +378,20 @@ def refuse_modified(handle: SavedTensor) -> NoReturn:
     """
     alias, group = handle.alias, handle.group
     name = "" if group is None else group.mover.policy.name(group)
-    raise modified_error(alias, handle.version, name)
+    found, expected = handle.watched or (version_of(alias), handle.version)
+    if found == expected:  # the wrapper was not changed, but the tensor inside
+        found, expected = version_of(alias), handle.version
+    raise modified_error(alias, expected, name, found)
 
 
-def modified_error(tensor: torch.Tensor, expected: int, name: str = "") -> SavedTensorModified:
+def modified_error(
+    tensor: torch.Tensor, expected: int, name: str = "", found: int | None = None
+) -> SavedTensorModified:
     """Return the error for a saved tensor whose version changed. `name`: of its module."""
+    found = version_of(tensor) if found is None else found
     where = f", saved in {name}," if name else ""
     return SavedTensorModified(
         "one of the variables needed for gradient computation has been modified by an inplace "
         f"operation: {tensor.dtype} {list(tensor.size())}{where} is at version "
-        f"{version_of(tensor)}; expected version {expected} instead."
+        f"{found}; expected version {expected} instead."
     )

@@ -161,7 +161,7 @@ class Keeper(NamedTuple):
     save: Callable[[torch.Tensor], SavedTensor]
     offload: Callable[[torch.Tensor], SavedTensor]
     unpack: Callable[[SavedTensor], torch.Tensor]
-    handle_type: type
+    handle_types: tuple[type, ...]
     preserves_random_state: bool
 
 
@@ -215,7 +215,7 @@ class Log:
         # Aliases without autograd history: each recomputation records its own.
         leaves = [
             self.keeper.unpack(part).detach()  # type: ignore[arg-type]
-            if isinstance(part, self.keeper.handle_type)
+            if isinstance(part, self.keeper.handle_types)
             else part
             for part in parts
         ]

@@ -24,6 +24,7 @@ from swapkit._runtime.recompute.watchers.selection import (
     ResultDecision,
     ResultSelection,
 )
+from swapkit._runtime.saved.taken_apart import TakenApart
 from swapkit._runtime.shim.placement import Placement
 from swapkit._runtime.torch_compat.dispatch_modes import entered
 from swapkit._runtime.torch_compat.isolation import untraced
@@ -194,7 +195,7 @@ def _make_keeping(
         save=swapper.packer(default_placement(swapper)),
         offload=swapper.packer(Placement(Action.SWAP, min_bytes=read_environment().min_swap_bytes)),
         unpack=swapper.unpack,
-        handle_type=swapper.shared.shim.saved_tensor,  # type: ignore[arg-type]
+        handle_types=(swapper.shared.shim.saved_tensor, TakenApart),  # type: ignore[arg-type]
         preserves_random_state=terms.preserve_rng_state,
     )
     return _Keeping(Log(keeper), ResultSelection(terms), repetition)

@@ -16,7 +16,7 @@ import torch
 
 from swapkit._runtime.recording.tables.blocks import ALIVE
 from swapkit._runtime.torch_compat.internals import fix_weak_storage, storage_id
-from swapkit._runtime.torch_compat.plain_tensors import plain_parts
+from swapkit._runtime.torch_compat.wrappers import tensors_inside
 from swapkit.ir.traces import BEFORE, Kind
 
 if TYPE_CHECKING:
@@ -147,12 +147,18 @@ class Storages:
         return number
 
     def state(self, tensor: torch.Tensor, kind: Kind) -> None:
-        """Note the kind of a tensor's storages; a storage of kind STATE keeps its kind."""
-        for part in plain_parts(tensor):
-            is_here = part.device.type == self._device.type
-            number = self.number(part, BEFORE, kind) if is_here else self.known(part)
-            if number is not None and self.lives[number].kind is not Kind.STATE:
-                self.lives[number].kind = kind
+        """Note the kind of a tensor's storage, or of those inside a wrapper.
+
+        A storage of kind STATE keeps its kind.
+        """
+        for each in tensors_inside(tensor):
+            self._state(each, kind)
+
+    def _state(self, tensor: torch.Tensor, kind: Kind) -> None:
+        is_here = tensor.device.type == self._device.type
+        number = self.number(tensor, BEFORE, kind) if is_here else self.known(tensor)
+        if number is not None and self.lives[number].kind is not Kind.STATE:
+            self.lives[number].kind = kind
 
     def move(self, number: int, tensor: torch.Tensor) -> None:
         """Note that a storage's bytes are now in a tensor's storage."""

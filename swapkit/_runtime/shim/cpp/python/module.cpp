@@ -15,6 +15,7 @@
 #include "running/profiler_range.hpp"
 #include "running/thread_stacks.hpp"
 #include "saved/storage_choices.hpp"
+#include "saved/wrappers.hpp"
 
 #include <cstdio>
 #include <cstdlib>
@@ -505,6 +506,7 @@ PyMODINIT_FUNC PyInit__shim() {
     if (!made || PyModule_AddFunctions(made.get(), mark_functions) != 0 ||
         PyModule_AddFunctions(made.get(), capture_functions) != 0 ||
         PyModule_AddFunctions(made.get(), tensor_functions) != 0 ||
+        PyModule_AddFunctions(made.get(), wrapper_functions) != 0 ||
         PyModule_AddFunctions(made.get(), chosen_functions) != 0 ||
         PyModule_AddFunctions(made.get(), bypass_functions) != 0 ||
         PyModule_AddFunctions(made.get(), kernel_functions) != 0 ||

@@ -117,10 +117,45 @@ Handle *handle_new(c10::TensorImpl *tensor, Group *group) {
     return handle;
 }
 
-bool handle_is_intact(const Handle *handle) { return version_of(handle->alias) == handle->version; }
+Handle *handle_inside(c10::TensorImpl *tensor, c10::TensorImpl *wrapper) {
+    Watch watch{.counter = wrapper->version_counter(), .version = version_of(wrapper)};
+    // Under the tensor's own counter, its group also serves plain tensors that share its memory.
+    // But that counter has missed the changes of a wrapper that was changed.
+    Handle *handle =
+        handle_of(watch.version == 0 ? detached(tensor) : detached(tensor, watch.counter));
+    if (handle != nullptr) {
+        handle->watch = new Watch(std::move(watch));
+    }
+    return handle;
+}
+
+void handle_watch(Handle *handle, const Watch &watch) {
+    delete std::exchange(handle->watch, new Watch(watch));
+    if (handle->group != nullptr) {
+        handle->group->is_watched = 1;
+    }
+}
+
+bool handle_is_intact(const Handle *handle) {
+    return handle->watch == nullptr ? version_of(handle->alias) == handle->version
+                                    : handle->watch->is_intact();
+}
+
+bool handle_has_changed_inside(const Handle *handle) {
+    return handle->watch != nullptr && version_of(handle->alias) != handle->version;
+}
 
 bool handle_check(Handle *handle) {
     if (handle_is_intact(handle)) {
+        return true;
+    }
+    Ref<> result = Ref<>::steal(
+        PyObject_CallOneArg(links.refuse_modified, reinterpret_cast<PyObject *>(handle)));
+    return static_cast<bool>(result);
+}
+
+bool handle_refuse_moved(Handle *handle) {
+    if (handle->group == nullptr || handle->group->is_moved == 0) {
         return true;
     }
     Ref<> result = Ref<>::steal(
@@ -203,6 +238,27 @@ bool group_is_exclusive(const Group *group) {
     return holders == ours;
 }
 
+thread_local const Watch *watch_around = nullptr;
+
+namespace {
+
+// Like the end of `group_can_take`, where wrappers have the storage inside: a wrapper and what is
+// inside it have version counters of their own, and a change may show in either.
+bool wrapped_can_take(const Group *group, const c10::TensorImpl *tensor) {
+    bool shares = false;
+    for (const Handle *handle = group->handles; handle != nullptr; handle = handle->next) {
+        if (!handle_is_intact(handle) || handle_has_changed_inside(handle)) {
+            return false;
+        }
+        shares = shares || shares_versions(handle->alias, tensor) ||
+                 (handle->watch != nullptr && watch_around != nullptr &&
+                  is_same_counter(handle->watch->counter, watch_around->counter));
+    }
+    return shares;
+}
+
+} // namespace
+
 bool group_can_take(const Group *group, const c10::TensorImpl *tensor, Span span) {
     if (group->native == nullptr) {
         return true;
@@ -210,6 +266,9 @@ bool group_can_take(const Group *group, const c10::TensorImpl *tensor, Span span
     // Offsets in the first storage, of which the copy has [part, part + nbytes).
     bool has_bytes = group->part_bytes <= span.begin_bytes + group->shift_bytes &&
                      span.end_bytes + group->shift_bytes <= group->part_bytes + group->nbytes;
+    if (has_bytes && (group->is_watched != 0 || watch_around != nullptr)) {
+        return wrapped_can_take(group, tensor);
+    }
     const Handle *handle = has_bytes ? group->handles : nullptr;
     while (handle != nullptr && !shares_versions(handle->alias, tensor)) {
         handle = handle->next; // under another counter, an equal version may hide later changes
@@ -329,6 +388,7 @@ void handle_free(PyObject *self) {
     }
     Py_XDECREF(reinterpret_cast<PyObject *>(handle->group));
     Py_XDECREF(reinterpret_cast<PyObject *>(handle->teller));
+    delete handle->watch;
     Py_TYPE(self)->tp_free(self);
 }
 
@@ -367,6 +427,17 @@ template <auto function> PyObject *get_bool(PyObject *self, void *) {
 
 PyObject *get_alias(PyObject *self, void *) {
     return wrap(reinterpret_cast<Handle *>(self)->alias);
+}
+
+// Return the version of the wrapper around a saved tensor, now and at the save; None: there is
+// none.
+PyObject *get_watched(PyObject *self, void *) {
+    const Watch *watch = reinterpret_cast<Handle *>(self)->watch;
+    if (watch == nullptr) {
+        Py_RETURN_NONE;
+    }
+    return Py_BuildValue("II", static_cast<unsigned>(watch->counter.current_version()),
+                         static_cast<unsigned>(watch->version));
 }
 
 PyObject *get_state(PyObject *self, void *) {
@@ -428,6 +499,7 @@ PyMemberDef group_members[] = {
 
 PyGetSetDef handle_properties[] = {
     {"alias", get_alias, nullptr, nullptr, nullptr},
+    {"watched", get_watched, nullptr, nullptr, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 

@@ -8,61 +8,16 @@
 #include "recompute/standby.hpp"
 #include "running/operator_clock.hpp"
 #include "saved/storage_choices.hpp"
+#include "saved/wrappers.hpp"
 
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/UndefinedTensorImpl.h>
 
-#include <string_view>
 #include <utility>
 
 namespace swapkit {
-
-namespace {
-
-// Parse the value of an `Action` in Python; false: an exception is set.
-bool action_read(PyObject *word, Action *out) {
-    constexpr std::pair<std::string_view, Action> actions[] = {{"keep", Action::keep},
-                                                               {"swap", Action::swap},
-                                                               {"auto", Action::automatic},
-                                                               {"pass", Action::pass}};
-    const char *text = PyUnicode_AsUTF8(word);
-    if (text == nullptr) {
-        return false;
-    }
-    for (auto [name, action] : actions) {
-        if (name == text) {
-            *out = action;
-            return true;
-        }
-    }
-    PyErr_Format(PyExc_ValueError, "expected the action keep, swap, auto or pass, not %R", word);
-    return false;
-}
-
-} // namespace
-
-bool terms_read(PyObject *placement, Terms *out) {
-    Ref<> action = attribute<"action">(placement);
-    Ref<> name = action ? attribute<"value">(action.get()) : Ref<>();
-    Ref<> tier = name ? attribute<"tier">(placement) : Ref<>();
-    Ref<> prefetch = tier ? attribute<"prefetch">(placement) : Ref<>();
-    Ref<> least = prefetch ? attribute<"min_bytes">(placement) : Ref<>();
-    Ref<> spares = least ? attribute<"spares_regions">(placement) : Ref<>();
-    if (!spares || !action_read(name.get(), &out->action)) {
-        return false;
-    }
-    out->tier = static_cast<sk_tier>(PyLong_AsLong(tier.get()));
-    out->prefetch = prefetch.get() == Py_None ? no_prefetch : PyLong_AsLongLong(prefetch.get());
-    out->min_bytes = PyLong_AsSize_t(least.get());
-    out->spares = spares.get() == Py_True;
-    if (PyErr_Occurred() != nullptr) {
-        return false;
-    }
-    out->placement = Py_NewRef(placement);
-    return true;
-}
 
 Ref<Mover> mover_for(Mover *mover, c10::Device device) {
     if (device == mover->device()) {
@@ -85,7 +40,8 @@ namespace {
 // Whether this thread's last pack saved the first tensor of a new group.
 thread_local bool saved_new = false;
 
-// Return whether a tensor's memory may move, judging by the tensor. -1: an exception is set.
+} // namespace
+
 int may_move(Mover *mover, c10::TensorImpl *impl, const Terms &terms) {
     if (gathers_gradients(impl)) {
         return 0;
@@ -106,6 +62,13 @@ int may_move(Mover *mover, c10::TensorImpl *impl, const Terms &terms) {
     int is_weight = weight ? PyObject_IsTrue(weight.get()) : -1;
     return is_weight < 0 ? -1 : 1 - is_weight;
 }
+
+bool packs_any(const Packer *packer) {
+    bool is_kept = packer->terms.action == Action::keep || packer->terms.action == Action::pass;
+    return !is_kept || !marks_are_empty() || is_any_recomputed();
+}
+
+namespace {
 
 // Return whether a budget counts a storage, and freeing the storage does not need Python.
 bool is_counted(const Mover *mover, const c10::StorageImpl &storage) {
@@ -322,9 +285,7 @@ PyObject *pack_now(PyObject *self, PyObject *tensor) {
     if (!send_passed()) {
         return nullptr;
     }
-    bool is_kept = packer->terms.action == Action::keep || packer->terms.action == Action::pass;
-    if (packer->is_inert != 0 || (is_kept && marks_are_empty() && !is_any_recomputed()) ||
-        as_object(Py_TYPE(tensor)) != links.tensor) {
+    if (packer->is_inert != 0 || !packs_any(packer) || as_object(Py_TYPE(tensor)) != links.tensor) {
         return keep(tensor);
     }
     return is_observed() ? call_hidden(attribute<"pack_plain">(self), tensor)
@@ -366,12 +327,23 @@ bool follow(const Packer *packer, PyObject *packed) {
            agenda_attend(packer->mover, false);
 }
 
+} // namespace
+
 PyObject *packer_pack(PyObject *self, PyObject *tensor) {
     if (!raise_interruption()) {
         return nullptr;
     }
     auto own = Ref<>::share(self); // as in `packer_use`
     auto *packer = reinterpret_cast<Packer *>(self);
+    if (!pack_awaited(packer)) {
+        return nullptr;
+    }
+    if (may_wrap(tensor)) {
+        Ref<> whole = pack_wrapper(packer, tensor);
+        if (whole.get() != Py_None) {
+            return whole.release();
+        }
+    }
     saved_new = false;
     if (packer->follows != 0 && is_in_backward()) {
         packer->has_saved_late = 1;
@@ -385,6 +357,8 @@ PyObject *packer_pack(PyObject *self, PyObject *tensor) {
     }
     return packed && tell<"saved">(packer, tensor, packed.get()) ? packed.release() : nullptr;
 }
+
+namespace {
 
 // Tag this thread's allocations from now on with the module that saved a group.
 bool label(Mover *mover, const Group *group) {
@@ -412,11 +386,13 @@ void use_here(const Mover *mover, const Group *group) {
 int packer_traverse(PyObject *self, visitproc visit, void *arg) {
     Py_VISIT(as_object(reinterpret_cast<Packer *>(self)->mover));
     Py_VISIT(reinterpret_cast<Packer *>(self)->observer);
+    Py_VISIT(reinterpret_cast<Packer *>(self)->awaited);
     return 0;
 }
 
 int packer_clear(PyObject *self) {
     Py_CLEAR(reinterpret_cast<Packer *>(self)->observer);
+    Py_CLEAR(reinterpret_cast<Packer *>(self)->awaited);
     return 0;
 }
 
@@ -446,6 +422,7 @@ PyObject *packer_stand_by(PyObject *self, PyObject *argument) {
 PyMethodDef packer_methods[] = {
     {"pack", shielded<packer_pack>, METH_O, nullptr},
     {"pack_plain", shielded<packer_pack_plain>, METH_O, nullptr},
+    {"pack_inside", shielded<packer_pack_inside>, METH_O, nullptr},
     {"unpack", shielded<packer_use>, METH_O, nullptr},
     {"stand_by", shielded<packer_stand_by>, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
@@ -453,6 +430,7 @@ PyMethodDef packer_methods[] = {
 
 PyMemberDef packer_members[] = {
     {"observer", T_OBJECT, offsetof(Packer, observer), 0, nullptr},
+    {"awaited", T_OBJECT, offsetof(Packer, awaited), 0, nullptr},
     {"follows", T_BOOL, offsetof(Packer, follows), 0, nullptr},
     {"is_inert", T_BOOL, offsetof(Packer, is_inert), 0, nullptr},
     {"has_saved_late", T_BOOL, offsetof(Packer, has_saved_late), 0, nullptr},
@@ -498,6 +476,12 @@ PyObject *packer_use(PyObject *self, PyObject *packed) {
         return nullptr;
     }
     auto own = Ref<>::share(self), kept = Ref<>::share(packed); // another thread may drop the graph
+    if (!pack_awaited(packer)) {
+        return nullptr;
+    }
+    if (Py_TYPE(packed) != &handle_type) { // a wrapper: what is inside comes here
+        return unpack(nullptr, packed);
+    }
     bool is_followed = packer->is_following();
     unsigned long long waits = mover->waits;
     if (is_followed && !follow_use(mover, packed)) {
@@ -564,7 +548,8 @@ PyObject *unpack(PyObject *, PyObject *argument) {
     if (!lock || !handle_check(handle.get()) || !label(mover, group)) {
         return nullptr;
     }
-    if (!handle_bytes(handle.get())) {
+    if (!handle_bytes(handle.get()) ||
+        (handle_has_changed_inside(handle.get()) && !handle_refuse_moved(handle.get()))) {
         return nullptr;
     }
     // Do not return the alias: another thread may strip it before autograd has read it.

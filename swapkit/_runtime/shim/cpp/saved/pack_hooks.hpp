@@ -12,15 +12,21 @@ struct Packer {
     PyObject ob_base;
     Mover *mover; // owned
     Terms terms;
-    PyObject *observer;  // owned: notified of every event; null or None: there is none
-    char follows;        // its calls are the events of the mover's follower
-    char is_inert;       // its session has ended: every saved tensor is kept
+    PyObject *observer; // owned: notified of every event; null or None: there is none
+    PyObject *awaited;  // owned: what waits for collectives (`wrappers.hpp`); null or None: nothing
+    char follows;       // its calls are the events of the mover's follower
+    char is_inert;      // its session has ended: every saved tensor is kept
     char has_saved_late; // a tensor was saved in a backward pass
     char skips_backward; // off the stack in backward passes (`saved/hooks.py`)
     char stands_by;      // every operator that can be repeated is captured (`standby.hpp`)
 
     bool is_following() const;
 };
+
+// Return whether hooks may move a tensor that is saved now.
+bool packs_any(const Packer *packer);
+// Return whether a tensor's memory may move, judging by the tensor. -1: an exception is set.
+int may_move(Mover *mover, c10::TensorImpl *impl, const Terms &terms);
 
 // Return the hooks that a tensor saved on this thread meets first, if they are a scope's; borrowed.
 // Null: there are none, or they are not a scope's.
@@ -54,7 +60,9 @@ Ref<> scratch_of(c10::TensorImpl *tensor);
 // Return the mover for the tensors of a device; null: there is none, or an exception is set.
 Ref<Mover> mover_for(Mover *mover, c10::Device device);
 
-// The unpack hook of a `Packer`.
+// The pack hook of a `Packer`,
+PyObject *packer_pack(PyObject *packer, PyObject *tensor);
+// and its unpack hook.
 PyObject *packer_use(PyObject *packer, PyObject *packed);
 // Return the hooks that have this pack hook, borrowed; null: it is not a scope's.
 Packer *packer_of(PyObject *pack);

@@ -101,12 +101,22 @@ struct Follower;
 struct Packer;
 struct Recipe;
 
+// The version of a wrapper (`saved/taken_apart.py`) at its save. A change in place of the wrapper
+// does not count as a change of the tensors inside it: torch runs it there below the kernels that
+// count.
+struct Watch {
+    c10::VariableVersion counter;
+    std::uint32_t version;
+    bool is_intact() const { return counter.current_version() == version; }
+};
+
 struct Handle {
     PyObject ob_base;
     PyObject *weakrefs;
     c10::TensorImpl *alias;  // owned
     Group *group;            // owned; null: the tensor stays, and only its version counts
     Packer *teller;          // owned: notified of its use by a region; null: none
+    Watch *watch;            // owned: of the wrapper around the saved tensor; null: none
     Handle *previous, *next; // in the group's list
     std::int64_t shift;      // of the alias's offset, in elements
     std::uint32_t version;   // at the save
@@ -166,6 +176,7 @@ struct Group {
     std::int64_t stream;     // the stream in whose order its bytes are valid
     char is_moved;           // the storage is ours: its bytes were brought back
     char is_reclaimable;     // the storage may have been taken (`reclaimable.hpp`)
+    char is_watched;         // a wrapper was saved that has the storage inside
     std::uint32_t followed;  // its number in the plan, from 1; 0: it is in none
     std::uint32_t tag;       // the site: module,
     std::uint32_t index;     // and index within the module's call
@@ -179,10 +190,19 @@ Handle *handle_keep(PyObject *tensor, bool itself);
 // Return a new handle of a plain tensor, as one more view of the group (if not null). If the group
 // has no storage, neither has the handle. Null: an exception is set.
 Handle *handle_new(c10::TensorImpl *tensor, Group *group);
-// Return whether the tensor has its saved version.
+// Return a new handle of a plain tensor inside a wrapper, which stays. Null: an exception is set.
+Handle *handle_inside(c10::TensorImpl *tensor, c10::TensorImpl *wrapper);
+// Note that the saved tensor of a handle is inside a wrapper, too.
+void handle_watch(Handle *handle, const Watch &watch);
+// Return whether the tensor, or the wrapper around it, has its saved version.
 bool handle_is_intact(const Handle *handle);
 // Raise if the tensor was changed in place after it was saved. False: an exception is set.
 bool handle_check(Handle *handle);
+// Return whether a tensor was changed in place that is inside an unchanged wrapper. Torch does not
+// notice that, and reads the changed bytes.
+bool handle_has_changed_inside(const Handle *handle);
+// Raise if the bytes of such a handle are those of before the change. False: an exception is set.
+bool handle_refuse_moved(Handle *handle);
 // View the group's storage, if there is one, as the saved tensor viewed its original storage.
 void handle_fill(Handle *handle);
 
@@ -199,6 +219,8 @@ bool group_is_partial(const Group *group);
 bool group_has_storage(const Group *group);
 // Return whether dropping the storage is possible and frees its memory.
 bool group_is_exclusive(const Group *group);
+// The wrapper around the tensor that this thread packs; null: none.
+extern thread_local const Watch *watch_around;
 // Return whether the copy, if there is one, has the bytes that a tensor views: a span of the
 // current storage.
 bool group_can_take(const Group *group, const c10::TensorImpl *tensor, Span span);

@@ -152,28 +152,40 @@ bool views_parameter(c10::TensorImpl *tensor) {
 
 bool views_unknown(c10::TensorImpl *tensor) {
     Ref<> base = base_of(tensor);
-    return !base || as_object(Py_TYPE(base.get())) != links.tensor ||
-           PyObject_HasAttr(base.get(), interned<"_is_param">()) != 0;
+    if (!base || as_object(Py_TYPE(base.get())) != links.tensor ||
+        PyObject_HasAttr(base.get(), interned<"_is_param">()) != 0) {
+        return true;
+    }
+    // Made in a function written in Python, such as `to_local` of a sharded weight.
+    return tensor->requires_grad() && !share(tensor)._base().requires_grad();
 }
 
-// Return the address of a tensor's version counter; 0: there is none. Torch cannot compare version
+// Return the address of a version counter; 0: there is none. Torch cannot compare version
 // counters, but each is one pointer.
-static std::uintptr_t counter_of(const c10::TensorImpl *tensor) {
+static std::uintptr_t address_of(const c10::VariableVersion &counter) {
     std::uintptr_t address = 0;
     static_assert(sizeof(c10::VariableVersion) == sizeof(address));
-    std::memcpy(&address, static_cast<const void *>(&tensor->version_counter()), sizeof(address));
+    std::memcpy(&address, static_cast<const void *>(&counter), sizeof(address));
     return address;
 }
 
+bool is_same_counter(const c10::VariableVersion &one, const c10::VariableVersion &other) {
+    return address_of(one) == address_of(other);
+}
+
 bool shares_versions(const c10::TensorImpl *one, const c10::TensorImpl *other) {
-    return counter_of(one) == counter_of(other);
+    return is_same_counter(one->version_counter(), other->version_counter());
 }
 
 c10::TensorImpl *detached(c10::TensorImpl *tensor) {
+    return detached(tensor, tensor->version_counter());
+}
+
+c10::TensorImpl *detached(c10::TensorImpl *tensor, const c10::VariableVersion &counter) {
     // Torch would run this in a dispatch mode, and pass the mode a Python number instead of the
     // tensor that wraps it.
     c10::impl::ExcludeDispatchKeyGuard unseen(c10::DispatchKey::Python);
-    return tensor->shallow_copy_and_detach(tensor->version_counter(), true).release();
+    return tensor->shallow_copy_and_detach(counter, true).release();
 }
 
 // has_plain_memory(tensor, least_bytes): return whether a tensor is plain (no subclass) and has a

@@ -33,10 +33,13 @@ bool is_in_backward();
 // Return whether an in-place change of one tensor counts as a change of the other. Pieces of a
 // storage, such as those of `unsafe_chunk`, have their own counters.
 bool shares_versions(const c10::TensorImpl *one, const c10::TensorImpl *other);
+bool is_same_counter(const c10::VariableVersion &one, const c10::VariableVersion &other);
 
 // Return a detached tensor with the same storage and version counter; the caller owns it. The
 // tensor is plain (`storages.hpp`), so `detach` would do no more, and no mode sees this function.
 c10::TensorImpl *detached(c10::TensorImpl *tensor);
+// The same with another version counter.
+c10::TensorImpl *detached(c10::TensorImpl *tensor, const c10::VariableVersion &counter);
 
 extern PyMethodDef tensor_functions[];
 

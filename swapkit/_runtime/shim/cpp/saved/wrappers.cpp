@@ -1,0 +1,124 @@
+// wrappers.cpp - saved tensors whose class wraps other tensors, such as DTensor.
+#include "saved/wrappers.hpp"
+
+#include "running/operator_clock.hpp"
+#include "saved/storage_choices.hpp"
+
+#include <utility>
+
+namespace swapkit {
+
+namespace {
+
+// Call a method of the policy, with operators hidden from modes.
+template <Text name, class... Args> Ref<> ask(const Packer *packer, Args... args) {
+    OwnOperators ours;
+    if (!is_observed()) {
+        return call_method<name>(packer->mover->policy, args...);
+    }
+    Ref<> method = attribute<name>(packer->mover->policy);
+    PyObject *stack[] = {method.get(), args...};
+    return method
+               ? Ref<>::steal(PyObject_Vectorcall(links.hide, stack, sizeof...(args) + 1, nullptr))
+               : Ref<>();
+}
+
+// Sets `watch_around` while a tensor is packed.
+class Around {
+  public:
+    explicit Around(const Watch *watch) : outer_(std::exchange(watch_around, watch)) {}
+    ~Around() { watch_around = outer_; }
+    Around(const Around &) = delete;
+    Around &operator=(const Around &) = delete;
+
+  private:
+    const Watch *outer_;
+};
+
+// Return a handle that `keep_inside` has made; null: an exception is set.
+Handle *handle_inside_of(PyObject *object) {
+    auto *handle = reinterpret_cast<Handle *>(object);
+    if (Py_TYPE(object) != &handle_type || handle->watch == nullptr) {
+        PyErr_Format(PyExc_TypeError, "expected a SavedTensor of a wrapper, not %R", object);
+        return nullptr;
+    }
+    return handle;
+}
+
+} // namespace
+
+Ref<> pack_wrapper(Packer *packer, PyObject *tensor) {
+    auto none = Ref<>::share(Py_None);
+    if (packer->is_inert != 0 || !packs_any(packer) ||
+        PyObject_HasAttr(as_object(Py_TYPE(tensor)), interned<"__tensor_flatten__">()) == 0) {
+        return none;
+    }
+    c10::TensorImpl *impl = nullptr;
+    if (!impl_of(tensor, &impl)) {
+        return {};
+    }
+    int may = impl->is_inference() ? 0 : may_move(packer->mover, impl, packer->terms);
+    if (may != 1) {
+        return may == 0 ? std::move(none) : Ref<>();
+    }
+    return ask<"take_apart">(packer, tensor, as_object(packer));
+}
+
+bool pack_awaited(Packer *packer) {
+    return packer->awaited == nullptr || packer->awaited == Py_None ||
+           ask<"pack_awaited">(packer, as_object(packer));
+}
+
+PyObject *packer_pack_inside(PyObject *packer, PyObject *argument) {
+    Handle *handle = handle_inside_of(argument);
+    if (handle == nullptr) {
+        return nullptr;
+    }
+    auto kept = Ref<>::share(argument);
+    c10::TensorImpl *view = detached(handle->alias);
+    Ref<> tensor = Ref<>::steal(wrap(view));
+    c10::raw::intrusive_ptr::decref(view);
+    const Watch watch = *handle->watch;
+    Around wrapper(&watch);
+    Ref<> packed = tensor ? Ref<>::steal(packer_pack(packer, tensor.get())) : Ref<>();
+    if (packed && Py_TYPE(packed.get()) == &handle_type) {
+        handle_watch(reinterpret_cast<Handle *>(packed.get()), watch);
+    }
+    return packed.release();
+}
+
+// keep_inside(tensor, wrapper): return a handle for a plain tensor inside a wrapper.
+static PyObject *keep_inside(PyObject *, PyObject *args) {
+    PyObject *tensor, *wrapper;
+    c10::TensorImpl *impl, *around;
+    if (PyArg_ParseTuple(args, "OO:keep_inside", &tensor, &wrapper) == 0 ||
+        !impl_of(tensor, &impl) || !impl_of(wrapper, &around)) {
+        return nullptr;
+    }
+    return reinterpret_cast<PyObject *>(handle_inside(impl, around));
+}
+
+// count_with(wrapper, handle): let a change in place of a new wrapper count as one of the wrapper
+// that a handle was made for.
+static PyObject *count_with(PyObject *, PyObject *args) {
+    PyObject *wrapper, *object;
+    c10::TensorImpl *impl;
+    if (PyArg_ParseTuple(args, "OO:count_with", &wrapper, &object) == 0 ||
+        !impl_of(wrapper, &impl)) {
+        return nullptr;
+    }
+    const Handle *handle = handle_inside_of(object);
+    if (handle == nullptr) {
+        return nullptr;
+    }
+    impl->set_version_counter(handle->watch->counter);
+    Py_RETURN_NONE;
+}
+
+PyMethodDef wrapper_functions[] = {
+    {"keep_inside", shielded<keep_inside>, METH_VARARGS, nullptr},
+    {"count_with", shielded<count_with>, METH_VARARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+} // namespace swapkit

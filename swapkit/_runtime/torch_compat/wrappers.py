@@ -1,0 +1,152 @@
+"""Tensors that wrap other tensors, such as `DTensor`: taking them apart, and making them again.
+
+This is torch's own protocol (`torch.utils._python_dispatch.TraceableWrapperSubclass`). A wrapper
+has no memory of its own.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+_FLATTEN, _UNFLATTEN = "__tensor_flatten__", "__tensor_unflatten__"
+# The result of a functional collective, until it is first used.
+_ASYNC = ("torch.distributed._functional_collectives", "AsyncCollectiveTensor")
+# What the two methods of a class may raise that were not written for such a tensor.
+_REFUSALS = (AssertionError, AttributeError, KeyError, RuntimeError, TypeError, ValueError)
+
+
+class _Inside(NamedTuple):
+    """The place of a tensor among those that were found inside."""
+
+    place: int
+
+
+class WrapperForm(NamedTuple):
+    """A wrapper without the tensors inside it."""
+
+    kind: Any  # its class
+    names: tuple[str, ...]
+    parts: tuple[Any, ...]  # by name: `_Inside`, the form of a wrapper inside, or what stays
+    context: Any  # the class's own
+    size: torch.Size
+    stride: tuple[int, ...]
+
+    def make(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return a wrapper of this form around other tensors; it requires no gradient."""
+        parts = {
+            name: _fill(part, tensors) for name, part in zip(self.names, self.parts, strict=True)
+        }
+        made: torch.Tensor = self.kind.__tensor_unflatten__(
+            parts, self.context, self.size, self.stride
+        )
+        return made.requires_grad_(False) if made.requires_grad else made  # noqa: FBT003
+
+
+def _fill(part: Any, tensors: Sequence[torch.Tensor]) -> Any:  # noqa: ANN401 - see `parts`
+    if isinstance(part, _Inside):
+        return tensors[part.place]
+    return part.make(tensors) if isinstance(part, WrapperForm) else part
+
+
+class Flattened(NamedTuple):
+    """A wrapper, taken apart."""
+
+    form: WrapperForm
+    inside: tuple[torch.Tensor, ...]
+    results: tuple[Any, ...]  # of collectives, that nobody has waited for yet, at any depth
+
+
+def is_wrapper(value: object) -> bool:
+    """Return whether a tensor follows the protocol."""
+    kind = type(value)
+    return (
+        isinstance(value, torch.Tensor)
+        and kind is not torch.Tensor
+        and hasattr(kind, _FLATTEN)
+        and hasattr(kind, _UNFLATTEN)
+    )
+
+
+def flatten(tensor: torch.Tensor, moves: Callable[[torch.Tensor], bool]) -> Flattened | None:
+    """Take a wrapper apart.
+
+    Args:
+        tensor: any tensor.
+        moves: whether a tensor inside counts as such. Others stay in the form, as they are.
+
+    Returns:
+        None if the tensor is no such wrapper, or not one whose parts may be exchanged: those of a
+        nested tensor know each other by identity, and what stays may hold a graph.
+    """
+    if not is_wrapper(tensor) or tensor.layout is not torch.strided or tensor.is_nested:
+        return None
+    inside: list[torch.Tensor] = []
+    results: list[Any] = []
+    try:
+        form = _flatten(tensor, moves, inside, results)
+    except _REFUSALS:
+        return None
+    if form is None or not inside:
+        return None
+    return Flattened(form, tuple(inside), tuple(results))
+
+
+def _flatten(
+    tensor: Any,  # noqa: ANN401 - a class of the user's
+    moves: Callable[[torch.Tensor], bool],
+    inside: list[torch.Tensor],
+    results: list[Any],
+) -> WrapperForm | None:
+    names, context = tensor.__tensor_flatten__()
+    parts: list[Any] = []
+    for name in names:
+        part = getattr(tensor, name)
+        if is_wrapper(part):
+            part = _flatten(part, moves, inside, results)
+            if part is None:
+                return None
+        elif isinstance(part, torch.Tensor):
+            if moves(part):
+                inside.append(part)
+                part = _Inside(len(inside) - 1)
+            elif part.requires_grad:
+                return None
+        parts.append(part)
+    if is_unfinished(tensor):
+        results.append(tensor)
+    return WrapperForm(
+        type(tensor), tuple(names), tuple(parts), context, tensor.size(), tensor.stride()
+    )
+
+
+def is_unfinished(tensor: object) -> bool:
+    """Return whether a tensor is a collective's result that nobody has waited for."""
+    module = sys.modules.get(_ASYNC[0])
+    kind = getattr(module, _ASYNC[1], None)
+    return kind is not None and isinstance(tensor, kind) and not getattr(tensor, "completed", True)
+
+
+def finish(tensor: torch.Tensor) -> None:
+    """Wait for the functional collective that writes to a tensor's memory, if there is one."""
+    sys.modules[_ASYNC[0]].wait_tensor(tensor)
+
+
+def tensors_inside(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield the tensors with memory that a wrapper consists of; of other tensors, the tensor."""
+    if not is_wrapper(tensor):
+        yield tensor
+        return
+    try:
+        names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+    except _REFUSALS:
+        yield tensor
+        return
+    for part in (getattr(tensor, name) for name in names):
+        if isinstance(part, torch.Tensor):  # a DTensor names its mesh, too
+            yield from tensors_inside(part)

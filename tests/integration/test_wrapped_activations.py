@@ -1,0 +1,51 @@
+"""Activations that are DTensors, or results of collectives, move like plain tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support import ROOT
+from tests.support.ranks import run_on_ranks
+
+PROGRAM = ROOT / "tests" / "integration" / "wrapped_activations_program.py"
+ON_TWO = ("tp", "dtensors", "sequence", "experts")
+ON_FOUR = "fully sharded"
+
+
+def found(program: str) -> dict[str, list[Any]]:
+    """Return what each rank has found."""
+    everything = (
+        run_on_ranks(PROGRAM, ON_FOUR, ranks=4)
+        if program == ON_FOUR
+        else run_on_ranks(PROGRAM, *ON_TWO)
+    )
+    result: dict[str, list[Any]] = everything
+    return result
+
+
+@pytest.mark.parametrize("program", [*ON_TWO, ON_FOUR])
+def test_activations_when_ranks_swap_them_then_all_that_is_saved_but_weights_moves(
+    program: str,
+) -> None:
+    saved, moved = (found(program)[f"{program}: {what}"] for what in ("saved", "moved"))
+    assert all(one >= 0.95 * other > 0 for one, other in zip(moved, saved, strict=True))
+
+
+@pytest.mark.promise("A3")
+@pytest.mark.parametrize(
+    ("program", "share"),
+    [
+        *[(program, share) for program in ("tp", "dtensors", "sequence") for share in (0.85, 0.6)],
+        ("experts", 0.85),
+        *[(ON_FOUR, share) for share in (0.85, 0.6)],
+    ],
+)
+def test_sessions_when_activations_are_wrapped_then_planned_within_budget_and_the_same_bits(
+    program: str, share: float
+) -> None:
+    for rank in found(program)[f"{program}: {share}"]:
+        assert rank["same"]
+        assert rank["held"]
+        assert rank["planned"] > 0
