@@ -49,3 +49,16 @@ def test_sessions_when_activations_are_wrapped_then_planned_within_budget_and_th
         assert rank["same"]
         assert rank["held"]
         assert rank["planned"] > 0
+
+
+@pytest.mark.parametrize("program", ["dtensors", "sequence"])
+def test_traces_when_weights_are_sharded_then_they_know_them_and_their_states(program: str) -> None:
+    for rank in found(program)[f"{program}: 0.6"]:
+        assert rank["states"] == rank["expected"]
+
+
+@pytest.mark.parametrize("program", ["tp", "dtensors", "sequence"])
+def test_events_when_a_step_is_recorded_without_a_session_then_those_of_a_session(
+    program: str,
+) -> None:
+    assert all(rank["is_as_recorded"] for rank in found(program)[f"{program}: 0.85"])

@@ -31,13 +31,16 @@ from torch.distributed.tensor.parallel import (
 
 import swapkit
 from swapkit._runtime.process.runtime import get_runtime
+from swapkit.ir.traces import Kind
 from swapkit.testing import planning_at_once
 from tests.integration import expert_parallel_program as experts
 from tests.support.ranks import tell_and_exit
-from tests.support.sessions import Training, digest, train_plainly
+from tests.support.sessions import Plain, Training, digest, train_plainly
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
+
+    from swapkit.ir.traces import Trace
 
 WIDTH, HIDDEN, TOKENS = 64, 256, 1024
 LAYERS = 4
@@ -178,6 +181,30 @@ PROGRAMS: dict[str, tuple[Callable[[], Training], tuple[float, ...]]] = {
 }
 
 
+def count_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(local(tensor).untyped_storage().nbytes() for tensor in tensors)
+
+
+def states_of(training: Training) -> list[torch.Tensor]:
+    assert training.optimizer is not None
+    states = training.optimizer.state.values()
+    return [value for state in states for value in state.values() if torch.is_tensor(value)]
+
+
+def record(training: Training) -> list[Any]:
+    """Return the events of a step that is recorded without a session."""
+    training.step()
+    return events_of(swapkit.record(training.step, training.model, training.optimizer))
+
+
+def events_of(trace: Trace) -> list[Any]:
+    sizes = [storage.nbytes for storage in trace.storages]
+    return [
+        (event.kind.value, None if event.storage is None else sizes[event.storage])
+        for event in trace.events
+    ]
+
+
 # ---- what is saved, and what moves ---------------------------------------------------------------
 
 
@@ -216,7 +243,9 @@ def moved_bytes(training: Training) -> int:
     return swapper.counters().copied_out_bytes - before
 
 
-def run(make_it: Callable[[], Training], share: float, plain: Any) -> dict[str, Any]:
+def run(
+    make_it: Callable[[], Training], share: float, plain: Plain, events: list[Any]
+) -> dict[str, Any]:
     """Train in a session; return what became of it."""
     training = make_it()
     limit = plain.budget(share)
@@ -228,11 +257,22 @@ def run(make_it: Callable[[], Training], share: float, plain: Any) -> dict[str, 
             planned += session.stage in {"search", "stable"}  # routing may need another plan
             training.step()
             dist.barrier()
+        trace = session.trace
+        assert trace is not None
         peak = swapkit.memory_stats()["reserved_bytes.all.peak"]
         return {
             "same": training.outcome() == plain.outcome,
             "held": peak <= limit,
             "planned": planned,
+            "is_as_recorded": events_of(trace) == events,
+            "states": {
+                kind.value: sum(each.nbytes for each in trace.storages if each.kind is kind)
+                for kind in (Kind.STATE, Kind.OPTIMIZER_STATE)
+            },
+            "expected": {
+                Kind.STATE.value: count_bytes(training.model.parameters()),
+                Kind.OPTIMIZER_STATE.value: count_bytes(states_of(training)),
+            },
         }
 
 
@@ -247,8 +287,9 @@ def run_all(names: list[str]) -> dict[str, Any]:
         found[f"{name}: moved"] = moved_bytes(training)
         del training
         plain = train_plainly(make_it, STEPS)
+        events = record(make_it())
         for share in shares:
-            found[f"{name}: {share}"] = run(make_it, share, plain)
+            found[f"{name}: {share}"] = run(make_it, share, plain, events)
     return found
 
 

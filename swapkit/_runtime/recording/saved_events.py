@@ -7,7 +7,8 @@ hooks, which moves nothing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -23,7 +24,13 @@ from swapkit._runtime.torch_compat.internals import (
 )
 from swapkit._runtime.torch_compat.isolation import hidden, untraced
 from swapkit._runtime.torch_compat.plain_tensors import KINDS
-from swapkit._runtime.torch_compat.wrappers import Flattened, flatten, is_wrapper
+from swapkit._runtime.torch_compat.wrappers import (
+    Flattened,
+    flatten,
+    is_awaited,
+    is_wrapper,
+    note_results,
+)
 from swapkit.ir.plans import Action
 from swapkit.ir.traces import EventKind, Kind
 
@@ -185,15 +192,17 @@ class _PartOfWrapper:
 class _SavedWrapper(_SavedAlias):
     """The same for a wrapper: each tensor inside is an event of its own, as in a session."""
 
-    __slots__ = ("parts",)
+    __slots__ = ("is_noted", "parts", "results")
 
     def __init__(self, tensor: torch.Tensor, notes: Notes, savings: Savings) -> None:
         super().__init__(tensor, notes, savings)
+        self.is_noted = False
+        self.results: tuple[weakref.ref[Any], ...] = ()
         found = flatten(self.alias, _has_memory)
         self.parts = [] if found is None else [_PartOfWrapper(inside) for inside in found.inside]
 
     def _note_use(self) -> None:
-        for part in self.parts:
+        for part in self.parts if self.is_noted else ():
             self._savings.used(part, part.alias)
 
 
@@ -205,6 +214,7 @@ class EventWatcher:
     """A pair of hooks that moves nothing, in place of the swapper of `hooks.Hooks`."""
 
     skips_backward = False  # stays on in backward passes
+    awaited = None  # it moves nothing, so nothing has to wait
     is_inert = False
 
     def __init__(self, notes: Notes, savings: Savings, min_bytes: int) -> None:
@@ -213,9 +223,11 @@ class EventWatcher:
         self._savings = savings
         self._min_bytes = min_bytes
         self._sites: dict[tuple[int, int], tuple[str, int]] = {}  # by storage and version
+        self._unnoted: list[weakref.ref[_SavedWrapper]] = []
 
     def stop(self) -> None:
         """Stop recording; from now on the pair only returns saved tensors."""
+        self._unnoted.clear()
         del self._notes, self._savings
 
     @property
@@ -239,11 +251,13 @@ class EventWatcher:
         Raises:
             SavedTensorModified: the tensor was changed in place since it was saved.
         """
+        self._note_wrappers()
         return packed.unpack()
 
     @untraced
     def pack(self, tensor: torch.Tensor) -> _SavedAlias:
         """Return the alias that the graph keeps in place of a tensor."""
+        self._note_wrappers()
         if is_wrapper(tensor) and not _is_weight(tensor):
             found = flatten(tensor, _has_memory)
             if found is not None:
@@ -254,9 +268,22 @@ class EventWatcher:
 
     def _pack_wrapper(self, tensor: torch.Tensor, found: Flattened) -> _SavedWrapper:
         packed = _SavedWrapper(tensor, self._notes, self._savings)
-        for part, inside in zip(packed.parts, found.inside, strict=True):
-            self._savings.note_saved(inside, part, self._site(inside))
+        packed.results = note_results(found)
+        self._unnoted.append(weakref.ref(packed))
+        self._note_wrappers()
         return packed
+
+    def _note_wrappers(self) -> None:
+        """Note what is inside saved wrappers, when a session would (`saved/taken_apart.py`)."""
+        unnoted, self._unnoted = self._unnoted, []
+        for reference in unnoted:
+            packed = reference()
+            if packed is not None and is_awaited(packed.results):
+                self._unnoted.append(reference)
+            elif packed is not None:
+                packed.is_noted = True
+                for part in packed.parts:
+                    self._savings.note_saved(part.alias, part, self._site(part.alias))
 
     def _site(self, tensor: torch.Tensor) -> tuple[str, int] | None:
         """Return where a storage was first saved at this version; None: it is not moved."""

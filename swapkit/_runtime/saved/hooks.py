@@ -110,6 +110,8 @@ class Hooks:
         """
         if self._has_entered and not self._has_left:
             self._has_left = True
+            if self.region is None and self.packer.awaited:  # else only backward would come to it
+                self.swapper.pack_awaited(self.packer)
             if not self._is_stand_in and self.region is None:  # else the packer is in use elsewhere
                 self.packer.is_inert = True
             _end_detour_for(self)

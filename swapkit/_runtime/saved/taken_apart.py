@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from swapkit._runtime.torch_compat.isolation import untraced
-from swapkit._runtime.torch_compat.wrappers import Flattened, WrapperForm, finish, flatten
+from swapkit._runtime.torch_compat.wrappers import (
+    Flattened,
+    WrapperForm,
+    finish,
+    flatten,
+    is_awaited,
+    note_results,
+)
 
 if TYPE_CHECKING:
     from swapkit._runtime.shim.library import Shim
@@ -40,7 +47,6 @@ class TakenApart:
         self.parts = parts
         self._packer = packer
         self._shim = shim
-        # Weak: a result of the operator that saves it would keep the graph alive that has it.
         self._results: tuple[weakref.ref[Any], ...] = ()
 
     @untraced
@@ -58,12 +64,11 @@ class TakenApart:
     @property
     def is_awaited(self) -> bool:
         """Whether a collective may still be writing to a tensor inside."""
-        results = (each() for each in self._results)
-        return any(each is not None and not each.completed for each in results)
+        return is_awaited(self._results)
 
-    def wait_for(self, results: tuple[Any, ...]) -> None:
+    def wait_for(self, results: tuple[weakref.ref[Any], ...]) -> None:
         """Pack the tensors inside only once the program has waited for these collectives."""
-        self._results = tuple(map(weakref.ref, results))
+        self._results = results
         _wait(self._packer, [weakref.ref(self)])
 
     def pack(self) -> None:
@@ -85,7 +90,7 @@ def take_apart(tensor: torch.Tensor, packer: Packer, shim: Shim) -> TakenApart |
     parts = [shim.keep_inside(each, tensor) for each in found.inside]
     apart = TakenApart(found.form, parts, packer, shim)
     if found.results:
-        apart.wait_for(found.results)
+        apart.wait_for(note_results(found))
     else:
         apart.pack()
     return apart

@@ -7,6 +7,7 @@ has no memory of its own.
 from __future__ import annotations
 
 import sys
+import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -130,6 +131,20 @@ def is_unfinished(tensor: object) -> bool:
     module = sys.modules.get(_ASYNC[0])
     kind = getattr(module, _ASYNC[1], None)
     return kind is not None and isinstance(tensor, kind) and not getattr(tensor, "completed", True)
+
+
+def note_results(found: Flattened) -> tuple[weakref.ref[Any], ...]:
+    """Return what `is_awaited` needs.
+
+    A result of the operator that saves it would keep the graph alive that keeps it.
+    """
+    return tuple(map(weakref.ref, found.results))
+
+
+def is_awaited(results: tuple[weakref.ref[Any], ...]) -> bool:
+    """Return whether somebody may still wait for one of these collectives."""
+    alive = (each() for each in results)
+    return any(each is not None and not each.completed for each in alive)
 
 
 def finish(tensor: torch.Tensor) -> None:

@@ -274,6 +274,19 @@ def test_result_when_nobody_has_waited_then_no_copy_begins_until_somebody_has() 
     assert torch.equal(back.trigger_wait(), numbers(NBYTES))
 
 
+def test_result_when_its_scope_ends_after_the_wait_then_it_leaves_with_the_rest() -> None:
+    swapper = make_swapper()
+    result: Any = collectives.AsyncCollectiveTensor(numbers(NBYTES))
+    leaf = numbers(NBYTES, 1).requires_grad_()
+    with scope(swapper, SWAP):
+        loss = (leaf * result).sum()  # waits after the save
+    del result
+    settle(swapper)
+    assert swapper.counters().copied_out_bytes == NBYTES
+    (grad,) = torch.autograd.grad(loss, leaf)
+    assert torch.equal(grad, numbers(NBYTES))
+
+
 def test_result_when_used_before_anybody_has_waited_then_it_comes_back_as_it_is() -> None:
     swapper = make_swapper()
     elem = numbers(NBYTES)
