@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from swapkit._runtime.torch_compat.isolation import untraced
+from swapkit._runtime.torch_compat.isolation import hidden, untraced
 from swapkit._runtime.torch_compat.wrappers import (
     Flattened,
     WrapperForm,
@@ -75,8 +75,9 @@ class TakenApart:
         """Save the tensors inside like plain ones."""
         if self._results:
             self._results = ()
-            for part in self.parts:  # nothing to wait for, unless nobody can wait any more
-                finish(part.alias)
+            with hidden():  # nothing to wait for, unless nobody can wait any more
+                for part in self.parts:
+                    finish(part.alias)
         self.parts = [self._packer.pack_inside(part) for part in self.parts]
 
 
