@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import torch
 
 from swapkit._runtime.optimizer.chunked_step import attach
 from swapkit._runtime.optimizer.host_copies import HostCopies
+from swapkit._runtime.optimizer.wrapped import find_wrappers, is_optimizer, list_optimizers
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.process.scopes import Scope
 from swapkit._runtime.saved.device import TYPES
@@ -20,12 +22,13 @@ from swapkit.registry import Keep, Swap
 from swapkit.units import parse_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from swapkit._runtime.saved.swapper import Swapper
 
 _T = TypeVar("_T", bound="Callable[..., Any] | torch.nn.Module | torch.optim.Optimizer")
 _Model = TypeVar("_Model", bound=torch.nn.Module)
+_Optimizers = TypeVar("_Optimizers", bound="Sequence[torch.optim.Optimizer]")
 
 
 class Chosen(Scope):
@@ -66,6 +69,8 @@ def offload(
     min_bytes: int | str = ...,
 ) -> _T: ...
 @overload
+def offload(target: _Optimizers, /, *, to: str = ...) -> _Optimizers: ...
+@overload
 def offload(
     target: _Model,
     pattern: str,
@@ -88,7 +93,10 @@ def offload(
 
     Decorates a `Module` class, a `Module` or a function. Without `target`, it returns a decorator
     that is also a context manager. With a pattern, it applies to the submodules of a model whose
-    whole dotted path matches. For an optimizer, its states live on the host between steps.
+    whole dotted path matches. For an optimizer, its states live on the host between steps. So they
+    do for the optimizer in a wrapper, such as torch's `ZeroRedundancyOptimizer` or accelerate's,
+    for those in a container, such as torchtitan's, and for each in a list. States that cannot be
+    moved are named in a warning after the first step.
 
     Results are bitwise identical. Parameters, buffers, their views and small tensors are not moved;
     views of one storage move once. Tensors saved while a backward pass runs (recomputation) are
@@ -113,6 +121,7 @@ def offload(
 
     Raises:
         InvalidArgument: an argument is invalid, or no submodule matches the pattern.
+        SessionError: the states of an optimizer are already offloaded.
 
     Example:
         >>> import swapkit, torch
@@ -123,8 +132,9 @@ def offload(
         >>> loss.backward()
     """
     what = _parse(to, prefetch, min_bytes)
-    if isinstance(target, torch.optim.Optimizer):
-        return _offload_optimizer(target, to)
+    if is_optimizer(target):
+        _offload_optimizers(target, pattern, to)
+        return target
     return apply(Chosen(what, placement_of(what, None)), what, target, pattern)
 
 
@@ -170,13 +180,20 @@ def _parse(to: str, prefetch: int | None, min_bytes: int | str) -> Swap:
     return Swap(to=to, prefetch=prefetch, min_bytes=least)
 
 
-def _offload_optimizer(optimizer: torch.optim.Optimizer, to: str) -> torch.optim.Optimizer:
+def _offload_optimizers(given: Any, pattern: str | None, to: str) -> None:  # noqa: ANN401
+    """Offload the states of an optimizer, of what it wraps or contains, or of each in a list."""
     if to == "disk":
         raise InvalidArgument('offload(optimizer, to="disk"): states can only be kept on the host')
-    swapper = _swapper_for(optimizer)
-    executor = HostCopies(swapper.scheduler, swapper.device)
-    attach(optimizer, executor, device=swapper.device.name)
-    return optimizer
+    if pattern is not None:
+        raise InvalidArgument(f"pattern {pattern!r} needs a model whose submodules it matches")
+    with contextlib.ExitStack() as on_failure:
+        for optimizer in list_optimizers(given):
+            swapper = _swapper_for(optimizer)
+            executor = HostCopies(swapper.scheduler, swapper.device)
+            wrappers = find_wrappers(given, optimizer)
+            states = attach(optimizer, executor, device=swapper.device.name, wrappers=wrappers)
+            on_failure.callback(states.detach)
+        on_failure.pop_all()
 
 
 def _swapper_for(optimizer: torch.optim.Optimizer) -> Swapper:

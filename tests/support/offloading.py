@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from swapkit._runtime.optimizer.host_copies import HostCopies
-from swapkit._runtime.optimizer.state_mover import find_slots
+from swapkit._runtime.optimizer.state_slots import find_slots
 from swapkit._runtime.saved.limits import Limits
 from swapkit.errors import BackendError
 

@@ -15,27 +15,32 @@ after it: the results are equally correct, but the device holds all states durin
 from __future__ import annotations
 
 import inspect
+import logging
 import sys
 import weakref
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from swapkit._native.lib import raise_interruption
 from swapkit._runtime.model.listeners import running_steps
-from swapkit._runtime.optimizer.state_mover import StateMover, find_slots
+from swapkit._runtime.optimizer.chunks import Chunk, Group, divide, take_over
+from swapkit._runtime.optimizer.state_dicts import report_places
+from swapkit._runtime.optimizer.state_mover import StateMover
+from swapkit._runtime.optimizer.state_places import StatePlaces, find_places, find_states
+from swapkit._runtime.optimizer.state_slots import find_slots, local_part
 from swapkit._runtime.saved.device import CPU
 from swapkit._runtime.torch_compat.internals import step_pre_hooks_of
 from swapkit.errors import SessionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from types import CodeType
 
-    from swapkit._runtime.optimizer.state_mover import Arrival, Executor, StateSlot
+    from swapkit._runtime.optimizer.state_mover import Arrival, Executor
+    from swapkit._runtime.optimizer.state_slots import Slot
 
-Group = dict[str, Any]
+_log = logging.getLogger(__name__)
 _Method = TypeVar("_Method", bound="Callable[..., None]")
 
 MIN_BYTES = 1024
@@ -67,7 +72,6 @@ PER_PARAMETER = frozenset(
         "sparse_adam",
     )
 )
-_ABSENT = object()
 
 
 def attach(
@@ -76,6 +80,7 @@ def attach(
     *,
     chunk_bytes: int | None = None,
     device: torch.device = CPU,
+    wrappers: Iterable[torch.optim.Optimizer] = (),
 ) -> OptimizerStates:
     """Offload the states of an optimizer to the host between steps.
 
@@ -87,6 +92,7 @@ def attach(
             A larger state is a chunk of its own. None: 1 MiB to 64 MiB, so that three chunks are
             1.5 % of all states.
         device: states of parameters on this device are moved.
+        wrappers: optimizers whose `load_state_dict` puts states into `optimizer`.
 
     Returns:
         A handle; call `detach` to undo the offload.
@@ -96,7 +102,9 @@ def attach(
     """
     if attached(optimizer) is not None:
         raise SessionError("the states of this optimizer are already offloaded")
-    return OptimizerStates(optimizer, executor, chunk_bytes=chunk_bytes, device=device)
+    states = OptimizerStates(optimizer, executor, chunk_bytes=chunk_bytes, device=device)
+    states.follow(wrappers)
+    return states
 
 
 def attached(optimizer: torch.optim.Optimizer) -> OptimizerStates | None:
@@ -110,15 +118,6 @@ def _hide_from_compiler(method: _Method) -> _Method:
     """Make a compiled step call `method` without tracing it."""
     hidden: _Method = torch.compiler.disable(method)  # type: ignore[no-untyped-call]
     return hidden
-
-
-@dataclass(slots=True, kw_only=True)
-class _Chunk:
-    """Some parameters of one group, in the group's order."""
-
-    group: Group
-    params: list[torch.Tensor] = field(default_factory=list)
-    nbytes: int = 0  # of their states that are on the device during the step
 
 
 class _ChunkedGroups(list[Group]):
@@ -172,13 +171,21 @@ class OptimizerStates:
         self._mover = StateMover(executor, min_bytes=min_bytes, device=device)
         self._code = inspect.unwrap(type(optimizer).step).__code__
         self._is_chunked = _treats_each_parameter_by_itself(type(optimizer))
+        self._has_told = False
         self._handles = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
             optimizer.register_state_dict_pre_hook(self._recover),
+            optimizer.register_state_dict_post_hook(report_places),
             optimizer.register_load_state_dict_post_hook(self._send_all),
         ]
         self._send_all(optimizer)
+
+    def follow(self, wrappers: Iterable[torch.optim.Optimizer]) -> None:
+        """Also offload the states that `load_state_dict` of a wrapper puts into the optimizer."""
+        self._handles += [
+            each.register_load_state_dict_post_hook(self._after_load) for each in wrappers
+        ]
 
     @property
     def hosted_bytes(self) -> int:
@@ -218,8 +225,27 @@ class OptimizerStates:
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         was_chunked = isinstance(optimizer.param_groups, _ChunkedGroups)
         self._recover(optimizer)
-        if not was_chunked and _count_running_steps(optimizer) <= 1:
+        is_outermost = _count_running_steps(optimizer) <= 1
+        if not was_chunked and is_outermost:
             self._send_all(optimizer)
+        if not self._has_told and is_outermost:
+            self._has_told = True
+            self._tell(find_places(optimizer, self._mover))
+
+    def _after_load(self, wrapper: torch.optim.Optimizer) -> None:
+        # Torch's ZeroRedundancyOptimizer also loads the states into itself, where nothing reads
+        # them: as second references or copies, they would keep the memory of the device.
+        optimizer = self._optimizer()
+        if optimizer is not None:
+            for param in wrapper.state.keys() & optimizer.state.keys():
+                wrapper.state[param] = optimizer.state[param]
+            self._recover(optimizer)
+            self._send_all(optimizer)
+
+    def _tell(self, places: StatePlaces) -> None:
+        """Say what does not move; called once, as the first step makes the states."""
+        if places.is_worth_telling:
+            _log.warning("offload(optimizer): %s", places)
 
     def _recover(self, optimizer: torch.optim.Optimizer) -> None:
         """End a step, also one that raised: restore the optimizer's own list of groups."""
@@ -227,18 +253,31 @@ class OptimizerStates:
             optimizer.param_groups = optimizer.param_groups.unwrap()
         self._mover.settle()
 
+    def places(self) -> StatePlaces | None:
+        """Return where the states are; None: a step moves them, or the optimizer is gone."""
+        optimizer = self._optimizer()
+        if optimizer is None or isinstance(optimizer.param_groups, _ChunkedGroups):
+            return None
+        return find_places(optimizer, self._mover)
+
     # ---- all at once ----------------------------------------------------------------------------
+
+    def _find_states(
+        self, optimizer: torch.optim.Optimizer
+    ) -> list[tuple[torch.device, list[Slot]]]:
+        # A chunk has the states of its parameters only, so others would never come back.
+        return find_states(optimizer, None if self._is_chunked else self._mover.device)
 
     def _fetch_all(self, optimizer: torch.optim.Optimizer) -> None:
         arrivals: list[Arrival] = []
-        for _, slots in _find_states(optimizer):
+        for _, slots in self._find_states(optimizer):
             following = self._mover.fetch(slots)
             self._mover.land(arrivals)
             arrivals = following
         self._mover.land(arrivals)
 
     def _send_all(self, optimizer: torch.optim.Optimizer) -> None:
-        for device, slots in _find_states(optimizer):
+        for device, slots in self._find_states(optimizer):
             self._mover.send(slots, device, self._mover.find_held(slots, device))
         self._mover.settle()
 
@@ -266,11 +305,11 @@ class OptimizerStates:
             }
             given = {**chunk.group, "params": chunk.params}
             yield given
-            _take_over(given, chunk.group)
+            take_over(given, chunk.group)
             for param in chunk.params:
                 self._mover.send(self._slots_of(param), param.device, held)
 
-    def _plan(self, groups: list[Group]) -> tuple[list[_Chunk], int]:
+    def _plan(self, groups: list[Group]) -> tuple[list[Chunk], int]:
         """Return the chunks of a step, and the maximum bytes of states on the device."""
         sizes = [[self._weigh(param) for param in group["params"]] for group in groups]
         chunk_bytes = self._chunk_bytes
@@ -280,7 +319,7 @@ class OptimizerStates:
         chunks = [
             chunk
             for group, sizes_of in zip(groups, sizes, strict=True)
-            for chunk in _divide(group, sizes_of, chunk_bytes)
+            for chunk in divide(group, sizes_of, chunk_bytes)
         ]
         largest_bytes = max((chunk.nbytes for chunk in chunks), default=0)
         return chunks, max(chunk_bytes * CHUNKS_ON_DEVICE, largest_bytes)
@@ -291,14 +330,15 @@ class OptimizerStates:
             return 0
         slots = self._slots_of(param)
         if not slots:
-            return param.numel() * param.element_size() * NEW_STATES
+            local = local_part(param)
+            return local.numel() * local.element_size() * NEW_STATES
         return self._mover.count_bytes(slots, param.device)
 
-    def _slots_of(self, param: torch.Tensor) -> list[StateSlot]:
+    def _slots_of(self, param: torch.Tensor) -> list[Slot]:
         optimizer = self._optimizer()
         return [] if optimizer is None else find_slots(optimizer.state.get(param))
 
-    def _fetch(self, chunk: _Chunk, room_bytes: int) -> list[Arrival]:
+    def _fetch(self, chunk: Chunk, room_bytes: int) -> list[Arrival]:
         """Start copying a chunk in, once at most `room_bytes` of others are being copied out."""
         self._mover.settle(max(0, room_bytes), strip=True)
         params = [param for param in chunk.params if param.grad is not None]
@@ -309,7 +349,7 @@ class OptimizerStates:
             self._mover.settle(strip=True)
         return self._mover.fetch(slots)
 
-    def _fetch_ahead(self, chunk: _Chunk | None, room_bytes: int) -> list[Arrival] | None:
+    def _fetch_ahead(self, chunk: Chunk | None, room_bytes: int) -> list[Arrival] | None:
         """Start copying the next chunk in if it fits beside the current one, else return None."""
         if chunk is None or chunk.nbytes > room_bytes:
             return None
@@ -317,35 +357,6 @@ class OptimizerStates:
             return self._fetch(chunk, room_bytes - chunk.nbytes)
         except torch.OutOfMemoryError:
             return None
-
-
-def _find_states(optimizer: torch.optim.Optimizer) -> list[tuple[torch.device, list[StateSlot]]]:
-    """Return the states of each parameter, with the parameter's device."""
-    keys: list[object] = list(optimizer.state)
-    params = [key for key in keys if isinstance(key, torch.Tensor)]
-    return [(param.device, find_slots(optimizer.state[param])) for param in params]
-
-
-def _divide(group: Group, sizes: list[int], chunk_bytes: int) -> list[_Chunk]:
-    """Return the chunks of one group, at least one. `sizes`: bytes of states per parameter."""
-    params = group["params"]
-    if len({id(param) for param in params}) < len(params):
-        # Keep the group whole: the step updates a parameter listed twice two times in a row.
-        return [_Chunk(group=group, params=params, nbytes=sum(sizes))]
-    chunks = [_Chunk(group=group)]
-    for param, nbytes in zip(params, sizes, strict=True):
-        if chunks[-1].nbytes and chunks[-1].nbytes + nbytes > chunk_bytes:
-            chunks.append(_Chunk(group=group))
-        chunks[-1].params.append(param)
-        chunks[-1].nbytes += nbytes
-    return chunks
-
-
-def _take_over(given: Group, group: Group) -> None:
-    """Copy entries that a step changed in the group it was given to the original group."""
-    for key, value in given.items():
-        if key != "params" and group.get(key, _ABSENT) is not value:
-            group[key] = value
 
 
 def _treats_each_parameter_by_itself(kind: type[torch.optim.Optimizer]) -> bool:

@@ -5,9 +5,10 @@ reading it, `state_dict()`, `torch.save` and `deepcopy` need no help from swapki
 such a tensor stays up to date: when the state returns to the host, the same tensor object gets the
 new bytes.
 
-Only plain dense tensors that are the sole owner of their storage are moved. A tensor that is
-referenced or viewed elsewhere, or does not fit on the host, stays on the device: the optimizer
-works as usual, and only the savings are lost.
+Only plain dense tensors that are the sole owner of their storage are moved, and the local shards of
+DTensors if they are such tensors. A tensor that is referenced or viewed elsewhere, or does not fit
+on the host, stays on the device: the optimizer works as usual, and only the savings are lost
+(`StateMover.why_here` says why).
 """
 
 from __future__ import annotations
@@ -15,10 +16,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
-import sys
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
@@ -38,8 +38,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, MutableMapping
 
     from swapkit._runtime.optimizer.host_copies import HostBuffer
+    from swapkit._runtime.optimizer.state_slots import Slot
 
 _log = logging.getLogger(__name__)
+
+NO_ROOM = "finds no room on the host"
 
 
 class StateCopy(Protocol):
@@ -63,42 +66,6 @@ class Executor(Protocol):
         """Start copying host memory into a storage of the same size."""
 
 
-class StateSlot(NamedTuple):
-    """A state tensor's place: a key of a parameter's state dict, or an index of a list in it."""
-
-    container: Any
-    key: Any
-
-    @property
-    def tensor(self) -> torch.Tensor:
-        """The tensor in the slot."""
-        tensor: torch.Tensor = self.container[self.key]
-        return tensor
-
-    def holds(self, tensor: torch.Tensor) -> bool:
-        """Return whether the slot still holds this tensor object."""
-        try:
-            return self.container[self.key] is tensor
-        except (KeyError, IndexError):
-            return False
-
-
-def find_slots(state: object) -> list[StateSlot]:
-    """Return the slots of all tensors in one parameter's states."""
-    if not isinstance(state, dict):
-        return []
-    slots = []
-    for key in state:
-        if isinstance(state[key], torch.Tensor):
-            slots.append(StateSlot(state, key))
-        elif isinstance(state[key], list):  # LBFGS
-            within = state[key]
-            slots += [
-                StateSlot(within, i) for i in range(len(within)) if torch.is_tensor(within[i])
-            ]
-    return slots
-
-
 # Used as `with hidden(), _no_inference():`. After Ctrl-C, a generator with both would restore the
 # grad mode only when its frame is freed.
 _no_inference = functools.partial(InferenceMode, False)  # noqa: FBT003 - torch's
@@ -114,7 +81,7 @@ class _Hosted(NamedTuple):
 class Arrival(NamedTuple):
     """A state being copied to the device."""
 
-    slot: StateSlot
+    slot: Slot
     host: torch.Tensor
     tensor: torch.Tensor
     copy: StateCopy
@@ -123,25 +90,14 @@ class Arrival(NamedTuple):
 class _Departure(NamedTuple):
     """A state being copied to the host; until then the slot holds the device's tensor."""
 
-    slot: StateSlot
+    slot: Slot
     tensor: torch.Tensor
     copy: StateCopy
     nbytes: int
 
 
-def _count_references(slot: StateSlot) -> int:
-    return sys.getrefcount(slot.container[slot.key])
-
-
-# The count for an object that only its container references.
-_OWN_REFERENCES = _count_references(StateSlot([object()], 0))
 # The tensor, and the Python object through which we inspect its storage.
 _OWN_HOLDERS = 2
-
-
-def _is_held(slot: StateSlot) -> bool:
-    """Return whether other Python code references the tensor object."""
-    return _count_references(slot) > _OWN_REFERENCES
 
 
 class StateMover:
@@ -150,7 +106,7 @@ class StateMover:
     def __init__(self, executor: Executor, *, min_bytes: int, device: torch.device) -> None:
         self._executor = executor
         self._min_bytes = min_bytes
-        self._device = device
+        self.device = device
         # Key: the tensor on the host.
         self._hosted: MutableMapping[torch.Tensor, _Hosted] = WeakIdKeyDictionary()
         # Key: the tensor on the device. Value: the host tensor that it came from, if still alive.
@@ -163,9 +119,9 @@ class StateMover:
 
     def serves(self, device: torch.device) -> bool:
         """Return whether states of parameters on `device` are moved."""
-        return device == self._device
+        return device == self.device
 
-    def is_hosted(self, slot: StateSlot) -> bool:
+    def is_hosted(self, slot: Slot) -> bool:
         """Return whether the state is in one of our host buffers."""
         hosted = self._hosted.get(slot.tensor)
         # The user may have replaced the tensor's `.data`.
@@ -173,29 +129,48 @@ class StateMover:
             hosted is not None and slot.tensor.untyped_storage().data_ptr() == hosted.buffer.address
         )
 
-    def is_movable(self, slot: StateSlot, device: torch.device) -> bool:
+    def is_movable(self, slot: Slot, device: torch.device) -> bool:
         """Return whether a state is on `device`, where it belongs, and can be moved."""
         tensor = slot.tensor
         if not _is_plain(tensor) or tensor.device != device or not self.serves(device):
             return False
         nbytes = tensor.numel() * tensor.element_size()
-        if nbytes < self._min_bytes or tensor.storage_offset() != 0 or _is_special(tensor):
+        if nbytes < self._min_bytes or _is_special(tensor) or not _owns_storage(tensor, nbytes):
             return False
-        storage = tensor.untyped_storage()
-        holders = storage_use_count(storage_address(storage))
-        is_own = storage.nbytes() == nbytes and holders == _OWN_HOLDERS
-        return is_own and not self.is_hosted(slot)
+        return not self.is_hosted(slot)
 
-    def find_held(self, slots: Iterable[StateSlot], device: torch.device) -> set[int]:
+    def why_here(self, slot: Slot, device: torch.device) -> str:
+        """Return why a state stays on the device after a step; empty: it does not, or is small."""
+        with hidden(), _no_inference():
+            is_held = slot.is_referenced()  # first: `tensor` is a reference, too
+            tensor = slot.tensor
+            nbytes = tensor.numel() * tensor.element_size()
+            if nbytes < self._min_bytes or tensor.device != self.device:
+                return ""
+            if tensor.device != device:
+                return f"belongs to parameters on {device}"
+            if not _is_plain(tensor):
+                return f"is a {type(tensor).__name__}, {tensor.layout}"
+            if self.is_hosted(slot):
+                return ""
+            if _is_special(tensor):
+                return "has no plain memory of its own"
+            if not _owns_storage(tensor, nbytes):
+                return "shares its memory with other tensors"
+            if self._has_warned:
+                return NO_ROOM
+            return "is referenced elsewhere" if is_held else ""
+
+    def find_held(self, slots: Iterable[Slot], device: torch.device) -> set[int]:
         """Return the ids of movable states that code besides the optimizer references."""
         with hidden(), _no_inference():
             return {
                 id(slot.tensor)
                 for slot in slots
-                if _is_held(slot) and self.is_movable(slot, device)
+                if slot.is_referenced() and self.is_movable(slot, device)
             }
 
-    def count_bytes(self, slots: Iterable[StateSlot], device: torch.device) -> int:
+    def count_bytes(self, slots: Iterable[Slot], device: torch.device) -> int:
         """Return the bytes that the hosted and movable states take on the device in a step."""
         with hidden(), _no_inference():
             return sum(
@@ -206,7 +181,7 @@ class StateMover:
 
     # ---- to the device --------------------------------------------------------------------------
 
-    def fetch(self, slots: Iterable[StateSlot]) -> list[Arrival]:
+    def fetch(self, slots: Iterable[Slot]) -> list[Arrival]:
         """Start copying back those of the states that are on the host.
 
         Raises:
@@ -215,7 +190,7 @@ class StateMover:
         with hidden(), _no_inference():
             return [self._fetch(slot) for slot in slots if self.is_hosted(slot)]
 
-    def _fetch(self, slot: StateSlot) -> Arrival:
+    def _fetch(self, slot: Slot) -> Arrival:
         host = slot.tensor
         hosted: _Hosted = self._hosted[host]
         flat = torch.empty(hosted.buffer.nbytes, dtype=torch.uint8, device=hosted.device)
@@ -232,11 +207,11 @@ class StateMover:
                 copy.wait()
                 self._former[tensor] = weakref.ref(host)
                 if slot.holds(host):
-                    slot.container[slot.key] = tensor
+                    slot.put(tensor)
 
     # ---- to the host ----------------------------------------------------------------------------
 
-    def send(self, slots: Iterable[StateSlot], device: torch.device, held: set[int]) -> None:
+    def send(self, slots: Iterable[Slot], device: torch.device, held: set[int]) -> None:
         """Start copying out the movable states that are not `held`."""
         with hidden(), _no_inference():
             for slot in slots:
@@ -245,7 +220,7 @@ class StateMover:
                 if not self._send(slot):
                     return
 
-    def _send(self, slot: StateSlot) -> bool:
+    def _send(self, slot: Slot) -> bool:
         """Start copying one state out; return False if the host is out of memory."""
         tensor = slot.tensor
         storage = tensor.untyped_storage()
@@ -298,7 +273,7 @@ class StateMover:
         else:
             host.data = view
         self._hosted[host] = _Hosted(copy.host, tensor.device)
-        slot.container[slot.key] = host
+        slot.put(host)
         if strip:
             tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
 
@@ -320,6 +295,13 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return (
         type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.requires_grad
     )
+
+
+def _owns_storage(tensor: torch.Tensor, nbytes: int) -> bool:
+    """Return whether a tensor is all of its storage, and nothing else refers to that."""
+    storage = tensor.untyped_storage()
+    holders = storage_use_count(storage_address(storage))
+    return tensor.storage_offset() == 0 and storage.nbytes() == nbytes and holders == _OWN_HOLDERS
 
 
 def _is_special(tensor: torch.Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 
@@ -12,16 +12,23 @@ from swapkit.units import show
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Attributes with the wrapped optimizer: accelerate, Lightning, DeepSpeed, apex, fairscale.
+# Attributes with the wrapped optimizer: accelerate, Lightning, DeepSpeed, apex, fairscale, and
+# torch's ZeroRedundancyOptimizer.
 _INNER = ("optimizer", "_optimizer", "optim")
+# Attributes with a list of optimizers: torchtitan's containers, Megatron's chained optimizer.
+_MEMBERS = ("optimizers", "chained_optimizers")
 _MOST_WRAPPERS = 8
+_EXPECTED = (
+    "expected a torch.optim.Optimizer, a wrapper that holds one as `optimizer`, or a list of these"
+)
 
 
 def list_optimizers(given: object) -> tuple[torch.optim.Optimizer, ...]:
     """Return the innermost optimizers in `given`: torch calls the hooks of these.
 
     Args:
-        given: None, an optimizer, something that wraps one, or a list or tuple of these.
+        given: None, an optimizer, something that wraps one or contains several, or a list or tuple
+            of these.
 
     Raises:
         InvalidArgument: `given` contains no optimizer.
@@ -29,8 +36,25 @@ def list_optimizers(given: object) -> tuple[torch.optim.Optimizer, ...]:
     if given is None:
         return ()
     each = given if isinstance(given, (list, tuple)) else (given,)
-    found = [_innermost(one, given) for one in each]
+    found = [inner for one in each for inner in _innermost(one)]
+    if not found:
+        raise InvalidArgument(f"optimizer={show(given)}: {_EXPECTED}")
     return tuple(dict.fromkeys(found))
+
+
+def is_optimizer(given: object) -> bool:
+    """Return whether `given` is an optimizer, wraps or contains some, or is a list of these."""
+    if isinstance(given, (torch.nn.Module, type)) or callable(given):
+        return isinstance(given, torch.optim.Optimizer)
+    each = given if isinstance(given, (list, tuple)) else (given,)
+    return any(isinstance(one, torch.optim.Optimizer) or _innermost(one) for one in each)
+
+
+def find_wrappers(given: object, inner: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+    """Return the optimizers in `given` that wrap another one and keep groups of their own."""
+    each = given if isinstance(given, (list, tuple)) else (given,)
+    chains = [[one for one in unwrap(outer) if _is_usable(one)] for outer in each]
+    return [one for chain in chains if inner in chain for one in chain[: chain.index(inner)]]
 
 
 def unwrap(optimizer: object) -> Iterator[object]:
@@ -44,13 +68,25 @@ def unwrap(optimizer: object) -> Iterator[object]:
         current = next((each for each in held if each is not None), None)
 
 
-def _innermost(one: object, given: object) -> torch.optim.Optimizer:
-    found = [each for each in unwrap(one) if isinstance(each, torch.optim.Optimizer)]
+def _innermost(one: object) -> list[torch.optim.Optimizer]:
+    """Return the innermost optimizer in a wrapper, or those of all members of a container."""
+    chain = list(unwrap(one))
+    for each in chain:
+        members = _members_of(each)
+        if members:
+            return [inner for member in members for inner in _innermost(member)]
+    usable = [each for each in chain if _is_usable(each)]
+    return usable[-1:]
+
+
+def _members_of(container: object) -> list[object]:
+    if not hasattr(container, "__dict__"):
+        return []
+    held = (vars(container).get(name) for name in _MEMBERS)
+    listed = next((each for each in held if isinstance(each, (list, tuple)) and each), ())
+    return [each for each in listed if each is not container]
+
+
+def _is_usable(one: object) -> TypeGuard[torch.optim.Optimizer]:
     # A wrapper may subclass Optimizer without calling its `__init__`, and then has no hooks.
-    usable = [each for each in found if "param_groups" in vars(each)]
-    if not usable:
-        raise InvalidArgument(
-            f"optimizer={show(given)}: expected a torch.optim.Optimizer, a wrapper that holds one "
-            "as `optimizer`, or a list of these"
-        )
-    return usable[-1]
+    return isinstance(one, torch.optim.Optimizer) and "param_groups" in vars(one)

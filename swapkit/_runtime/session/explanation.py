@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
+
 from swapkit._runtime.allocators.memory_holders import UNCOLLECTED_AGE
+from swapkit._runtime.optimizer.chunked_step import attached
 from swapkit.planning.planner import POLICIES, trade_offs
 from swapkit.planning.reasons import explain_decisions
 from swapkit.reporting.machines import format_seconds
@@ -14,7 +17,7 @@ from swapkit.reporting.text import format_holders
 from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from swapkit._native.lives import LayoutStats
     from swapkit._runtime.control.plan_status import PlanStatus
@@ -70,6 +73,16 @@ def explain_uncollected(holders: Sequence[Holder]) -> list[str]:
         f"{format_bytes(total_bytes)}",
         *format_holders(holders),
     ]
+
+
+def explain_states(trained: Iterable[object]) -> list[str]:
+    """Return a line for each optimizer whose states are offloaded.
+
+    `trained`: what a session trains.
+    """
+    states = [attached(each) for each in trained if isinstance(each, torch.optim.Optimizer)]
+    places = [each.places() for each in states if each is not None]
+    return [str(each) for each in places if each is not None]
 
 
 def explain_layout(stats: LayoutStats) -> list[str]:

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 from swapkit._runtime.allocators.advice import advise_layout
 from swapkit._runtime.allocators.memory_holders import find_outside, find_uncollected
 from swapkit._runtime.control.plan_status import PlanStatus
-from swapkit._runtime.session.explanation import explain, explain_layout, explain_uncollected
+from swapkit._runtime.session.explanation import (
+    explain,
+    explain_layout,
+    explain_states,
+    explain_uncollected,
+)
 from swapkit._runtime.session.memory_history import PoolLook
 from swapkit._runtime.session.reports import gather, tell_plan
 from swapkit._runtime.session.stats import list_metrics, summarize
@@ -137,7 +142,8 @@ class SessionResults:
         layout = self._installation.layout
         places = [] if layout is None else explain_layout(layout.stats())
         text = explain(stats, self._look(), self._policy_name, outside)
-        texts = [text, *uncollected, *places, *threads, *advice]
+        states = [] if self._active is None else explain_states(self._active.swapper.trained())
+        texts = [text, *states, *uncollected, *places, *threads, *advice]
         return "\n".join(texts)
 
     def report(self, path: str | os.PathLike[str]) -> None:

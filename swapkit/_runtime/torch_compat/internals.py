@@ -92,6 +92,7 @@ __all__ = [
     "fix_weak_storage",
     "forget_removed_hooks",
     "free_weak_storage",
+    "get_shard",
     "graph_task",
     "has_backward_hook",
     "has_compiled",
@@ -122,6 +123,7 @@ __all__ = [
     "set_code_exec_strategy",
     "set_deterministic",
     "set_key_excluded",
+    "set_shard",
     "side_effects",
     "simple_registry",
     "step_pre_hooks_of",
@@ -177,6 +179,14 @@ is_zero_tensor: Callable[[torch.Tensor], bool] = torch.Tensor._is_zerotensor
 is_cow: Callable[[torch.Tensor], bool] = torch._C._is_cow_tensor  # type: ignore[attr-defined]
 base_of: Callable[[torch.Tensor], torch.Tensor | None] = attrgetter("_base")
 version_of: Callable[[torch.Tensor], int] = attrgetter("_version")
+# The part of a DTensor on this rank, itself a tensor.
+get_shard: Callable[[Any], torch.Tensor] = attrgetter("_local_tensor")
+
+
+def set_shard(whole: Any, shard: object) -> None:  # noqa: ANN401 - a DTensor
+    """Replace the part of a DTensor on this rank, behind which its mesh and placements stay."""
+    whole._local_tensor = shard
+
 
 # ---- modules ------------------------------------------------------------------------------------
 

@@ -130,7 +130,7 @@ def _start(
     custom_policy_fcn: Callable[[SwapPolicy], object] | None,
 ) -> StepSession:
     model = chunks[0] if len(chunks) == 1 else torch.nn.ModuleList(chunks)
-    optimizers = list_optimizers(_unchain(optimizer))
+    optimizers = list_optimizers(optimizer)
     asked = from_arguments(argparse.Namespace(smart_swap=True))
     assert asked.smart_swap is not None
     options: dict[str, Any] = {}
@@ -158,8 +158,3 @@ def _fetch_states(optimizer: torch.optim.Optimizer) -> None:
     states = attached(optimizer)
     if states is not None:
         states.detach()
-
-
-def _unchain(optimizer: object) -> object:
-    """Return the members of Megatron's chained optimizer; any other optimizer as it is."""
-    return getattr(optimizer, "chained_optimizers", optimizer)

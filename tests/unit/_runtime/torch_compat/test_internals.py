@@ -23,7 +23,7 @@ OPERATORS = "torch.ops."  # whose names may begin with an underscore
 ATTRIBUTES = {
     *("_cdata", "_base", "_version", "_schema", "_overloadname", "_weak_ref", "_fix_weakref"),
     *("_modules", "_parameters", "_buffers", "_optimizer_step_pre_hooks", "_is_zerotensor"),
-    *("_backward_cls", "_forward_cls", "_engine_run_backward"),
+    *("_backward_cls", "_forward_cls", "_engine_run_backward", "_local_tensor"),
 }
 
 
