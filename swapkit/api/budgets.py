@@ -7,11 +7,10 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from swapkit._runtime.allocators.free_memory import AUTO, find_free_limit
 from swapkit._runtime.allocators.installation import choose_device, ensure_installation
 from swapkit._runtime.control.session_config import RESCUE, SessionConfig
+from swapkit._runtime.model.model_parts import gather_parts
 from swapkit._runtime.optimizer.wrapped import list_optimizers
 from swapkit._runtime.saved.limits import Limits
 from swapkit._runtime.session.session import Session
@@ -28,6 +27,8 @@ from swapkit.units import parse_bytes, show
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import torch
+
     from swapkit._runtime.allocators.installed_pool import Installation
     from swapkit.config.cpu_affinity import CpuAffinity
     from swapkit.ir.traces import Trace
@@ -43,7 +44,7 @@ _PLAN = "the path of a file that session.save_plan() or swapkit.ir.codec.write_p
 
 def budget(  # noqa: PLR0913 - keyword arguments of the main interface
     limit: int | float | str,
-    model: torch.nn.Module | None = None,
+    model: torch.nn.Module | Sequence[torch.nn.Module] | None = None,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     *,
     policy: str | Policy = "auto",
@@ -88,11 +89,14 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
             for memory outside of the pool: 4 % of a GPU's or NPU's memory, at least 512 MiB; on the
             CPU, where host copies take the same memory, 10 %, at least 256 MiB. Processes that
             torchrun started on one device get equal shares. `session.limit_bytes` is the result.
-        model: provides module names for reports and errors.
+        model: provides module names for reports and errors; a step begins with its first forward.
+            Or a list of parts that are called one by one, such as torchtitan's, or a rank's chunks
+            of a pipeline: their modules are named by the part's number, as `0.layers.1`.
         optimizer: a step ends at its `step()`. An optimizer, a wrapper of one (such as
-            accelerate's), or a list: a step then ends when each has stepped at least once. None:
-            all optimizers that hold parameters of the model, including those created later; without
-            a model, those that step on this thread. Or call `session.mark_step()`.
+            accelerate's), or a list or container (such as torchtitan's): a step then ends when each
+            has stepped at least once. None: all optimizers that hold parameters of the model,
+            including those created later; without a model, those that step on this thread. Or call
+            `session.mark_step()`.
         policy: `"auto"`: the fastest mix of keep, swap and recompute; `"swap"`, `"recompute"`:
             only that one, besides keep; `"rescue"`: no plan, act when memory fills up; or an object
             with a method `plan(trace, machine)` that returns a `swapkit.ir.plans.Plan`.
@@ -148,11 +152,11 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
     saved_plan = _read_plan(plan, policy)
     _check_count("profile_steps", profile_steps)
     _check_count("search_steps", search_steps)
-    _check_kind("model", model, torch.nn.Module)
+    whole = gather_parts(model)
     if on_step is not None and not callable(on_step):
         raise InvalidArgument(f"on_step={on_step!r}: expected a function that takes the session")
     optimizers = list_optimizers(optimizer)
-    where = choose_device(device, model)
+    where = choose_device(device, whole)
     installation = ensure_installation(where)
     environment = read_environment()
     if limit == AUTO:
@@ -177,7 +181,7 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
         separates_lives=environment.memory_fragmentation,
         on_step=on_step,
     )
-    return Session(config, model, optimizers)
+    return Session(config, whole, optimizers)
 
 
 def _least_bytes(asked: int | str | None, usual: int) -> int:
@@ -251,8 +255,3 @@ def _parse_disk_limit(
         return 0
     whole_bytes = shutil.disk_usage(disk).total
     return parse_bytes(disk_limit, whole_bytes=whole_bytes, name="disk_limit")
-
-
-def _check_kind(name: str, value: object, kind: type) -> None:
-    if value is not None and not isinstance(value, kind):
-        raise InvalidArgument(f"{name}={value!r}: expected a {kind.__module__}.{kind.__name__}")

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-import torch
-
 from swapkit._runtime.operators.names import find_operators
 from swapkit._runtime.recompute.watchers.watcher import check_operators
 from swapkit.api.targets import apply, choose
@@ -14,10 +12,12 @@ from swapkit.errors import InvalidArgument
 from swapkit.registry import Recompute
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-_T = TypeVar("_T", bound="Callable[..., Any] | torch.nn.Module")
-_Model = TypeVar("_Model", bound=torch.nn.Module)
+    import torch
+
+_T = TypeVar("_T", bound="Callable[..., Any] | torch.nn.Module | Sequence[torch.nn.Module]")
+_Parts = TypeVar("_Parts", bound="torch.nn.Module | Sequence[torch.nn.Module]")
 
 
 class Checkpoint:
@@ -60,7 +60,7 @@ def checkpoint(
 ) -> _T: ...
 @overload
 def checkpoint(
-    target: _Model,
+    target: _Parts,
     pattern: str,
     /,
     *,
@@ -70,7 +70,7 @@ def checkpoint(
     swap_inputs: bool = ...,
     check_values: bool = ...,
     preserve_rng_state: bool = ...,
-) -> _Model: ...
+) -> _Parts: ...
 def checkpoint(  # noqa: PLR0913 - keyword arguments of a public function
     target: Any = None,
     pattern: str | None = None,
@@ -104,7 +104,8 @@ def checkpoint(  # noqa: PLR0913 - keyword arguments of a public function
     updates its running statistics in both runs, unless `save` names it.
 
     Args:
-        target: the part, or the model to search for `pattern`.
+        target: the part, or the model to search for `pattern`. A list of a model's parts: each;
+            paths then begin with the part's number, as in `r"\d+\.layers\.\d+"`.
         pattern: a regular expression for paths of submodules, such as `r"layers\.\d+"`.
         save: operators whose results are kept on the device and not recomputed: names such as
             `"mm"`, `"matmul"`, `"flash_attention"` or `"aten.mm.default"`, or overloads.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 
 from swapkit._runtime.execution.planned_recomputation import repetition_of
+from swapkit._runtime.model.model_parts import gather_parts
 from swapkit._runtime.recompute.captured import why_twice
 from swapkit._runtime.user_choices.wrapping import (
     carry_marks,
@@ -134,8 +135,9 @@ def choices(target: Any = None) -> Choices:  # noqa: ANN401 - a module or a func
     """Return the choices for a model and its submodules, their sources, and whether they hold.
 
     Args:
-        target: a module or module class, or a function or `autograd.Function` that has choices;
-            None: all functions that have choices, including the `forward` of module classes.
+        target: a module or module class, or a function or `autograd.Function` that has choices; a
+            list of a model's parts: their paths begin with the part's number (`0.layers.1`); None:
+            all functions that have choices, including the `forward` of module classes.
 
     Returns:
         A sequence of rows with `where`, `what`, `by`, `holds`, `reason`, `twice`. It prints as a
@@ -152,8 +154,8 @@ def choices(target: Any = None) -> Choices:  # noqa: ANN401 - a module or a func
         where  what                      by       holds
         0      swap to host, prefetch 2  pattern  yes
     """
-    if isinstance(target, torch.nn.Module):
-        return Choices(target)
+    if isinstance(target, (torch.nn.Module, list, tuple)):
+        return Choices(gather_parts(target))
     if target is None:
         return Choices(None, [function for function, _ in chosen_functions()])
     if isinstance(target, type) and issubclass(target, torch.nn.Module):

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from swapkit._runtime.model.device_mesh import check_group, find_tensor_parallel_group
+from swapkit._runtime.model.model_parts import runs
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit._runtime.user_choices.layers import find_layers, name_layers, runs
+from swapkit._runtime.user_choices.layers import find_layers, name_layers
 from swapkit._runtime.user_choices.wrapping import carry_marks, end_part, make_part
 from swapkit.api.choice_table import choices
 from swapkit.api.configuration_warnings import describe, list_unmatched, remark

@@ -17,6 +17,7 @@ from swapkit._runtime.allocators.installation import (
     is_installed,
     uninstall_cpu,
 )
+from swapkit._runtime.model.model_parts import gather_parts
 from swapkit._runtime.optimizer.wrapped import list_optimizers
 from swapkit._runtime.recording.training_state import TrainingState
 from swapkit._runtime.saved.device import CPU
@@ -49,7 +50,7 @@ _SIZES = "two batch sizes, such as batch_sizes=(8, 16)"
 
 def estimate(  # noqa: PLR0913 - keyword arguments of the main interface
     step: Callable[..., object],
-    model: torch.nn.Module | None = None,
+    model: torch.nn.Module | Sequence[torch.nn.Module] | None = None,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     *,
     budget: Amount | Sequence[Amount] | None = None,
@@ -78,7 +79,7 @@ def estimate(  # noqa: PLR0913 - keyword arguments of the main interface
     Args:
         step: runs forward and backward and, if it is part of the step, the optimizer. With
             `batch_sizes`, it takes the size of the batch.
-        model: provides module names, and is restored.
+        model: provides module names, and is restored. Or a list of its parts.
         optimizer: as for `swapkit.budget`; it is restored.
         budget: budgets to predict the step's time for, one or several: bytes, `"10GiB"`, a share of
             `plain_bytes` (`"60%"`), or on the device of this process `"auto"` (see
@@ -117,16 +118,17 @@ def estimate(  # noqa: PLR0913 - keyword arguments of the main interface
         >>> found.largest_batch > 512
         True
     """
-    check_step(step, model)
+    check_step(step)
+    whole = gather_parts(model)
     optimizers = list_optimizers(optimizer)
     sizes = _read_sizes(batch_sizes)
     _check_calls(step, sizes)
-    place = find_place(device, model)
+    place = find_place(device, whole)
     is_modelled = hardware is not None or place.type == "meta"
     asked = _list_budgets(budget, sizes, is_modelled=is_modelled)
     with _installed(place) if not is_modelled else contextlib.nullcontext() as installation:
-        setting = find_setting(model, optimizer, device, hardware, counts_outside=True)
-        state = TrainingState(model, optimizers)
+        setting = find_setting(whole, optimizer, device, hardware, counts_outside=True)
+        state = TrainingState(whole, optimizers)
         try:
             steps = [step] if sizes is None else [partial(step, size) for size in sizes]
             traces = [_record(each, setting) for each in steps]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-import torch
-
 from swapkit._runtime.optimizer.chunked_step import attach
 from swapkit._runtime.optimizer.host_copies import HostCopies
 from swapkit._runtime.optimizer.wrapped import find_wrappers, is_optimizer, list_optimizers
@@ -24,11 +22,16 @@ from swapkit.units import parse_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import torch
+
     from swapkit._runtime.saved.swapper import Swapper
 
-_T = TypeVar("_T", bound="Callable[..., Any] | torch.nn.Module | torch.optim.Optimizer")
-_Model = TypeVar("_Model", bound=torch.nn.Module)
-_Optimizers = TypeVar("_Optimizers", bound="Sequence[torch.optim.Optimizer]")
+_T = TypeVar(
+    "_T",
+    bound="Callable[..., Any] | torch.nn.Module | torch.optim.Optimizer"
+    " | Sequence[torch.nn.Module] | Sequence[torch.optim.Optimizer]",
+)
+_Parts = TypeVar("_Parts", bound="torch.nn.Module | Sequence[torch.nn.Module]")
 
 
 class Chosen(Scope):
@@ -69,17 +72,15 @@ def offload(
     min_bytes: int | str = ...,
 ) -> _T: ...
 @overload
-def offload(target: _Optimizers, /, *, to: str = ...) -> _Optimizers: ...
-@overload
 def offload(
-    target: _Model,
+    target: _Parts,
     pattern: str,
     /,
     *,
     to: str = ...,
     prefetch: int | None = ...,
     min_bytes: int | str = ...,
-) -> _Model: ...
+) -> _Parts: ...
 def offload(
     target: Any = None,
     pattern: str | None = None,
@@ -104,7 +105,8 @@ def offload(
     checkpoint, recomputation wins.
 
     Args:
-        target: the part, or the model to search for `pattern`.
+        target: the part, or the model to search for `pattern`. A list of a model's parts: each;
+            paths then begin with the part's number, as in `r"\d+\.layers\.\d+\.mlp"`.
         pattern: a regular expression for paths of submodules, such as `r"layers\.\d+\.mlp"`.
         to: `"host"`, or `"disk"` in a session that has a disk.
         prefetch: None: free the memory as soon as the copy is done, and copy back as early as
@@ -143,7 +145,7 @@ def keep() -> Chosen: ...
 @overload
 def keep(target: _T, /) -> _T: ...
 @overload
-def keep(target: _Model, pattern: str, /) -> _Model: ...
+def keep(target: _Parts, pattern: str, /) -> _Parts: ...
 def keep(target: Any = None, pattern: str | None = None, /) -> Any:
     """Never move the saved tensors of a part of a program, even under a budget.
 

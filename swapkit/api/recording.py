@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from swapkit._runtime.allocators.installation import choose_device, installed_pool
+from swapkit._runtime.model.model_parts import gather_parts
 from swapkit._runtime.model.tracker import ModuleTracker
 from swapkit._runtime.optimizer.wrapped import list_optimizers
 from swapkit._runtime.process.runtime import get_runtime
@@ -37,7 +38,7 @@ META = torch.device("meta")
 
 def record(
     step: Callable[[], object],
-    model: torch.nn.Module | None = None,
+    model: torch.nn.Module | Sequence[torch.nn.Module] | None = None,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     *,
     device: str | torch.device | None = None,
@@ -55,7 +56,7 @@ def record(
 
     Args:
         step: runs forward, backward and, if it is part of the step, the optimizer.
-        model: provides module names; its parameters count from the start.
+        model: provides module names; its parameters count from the start. Or a list of its parts.
         optimizer: its states count from the start. An optimizer, a wrapper of one, or a list.
         device: device of the step; None: the model's device, else the CPU. For tensors without
             memory: the device that they stand for; None: the hardware's.
@@ -79,8 +80,8 @@ def record(
         >>> [operator.name for operator in trace.operators][:3]
         ['aten.addmm.default', 'aten.relu.default', 'aten.sum.default']
     """
-    check_step(step, model)
-    return record_with(step, find_setting(model, optimizer, device, hardware))
+    check_step(step)
+    return record_with(step, find_setting(gather_parts(model), optimizer, device, hardware))
 
 
 def record_with(step: Callable[[], object], setting: Setting) -> Trace:
@@ -155,20 +156,17 @@ def _run(step: Callable[[], object], recorder: Recorder) -> None:
         watcher.stop()
 
 
-def check_step(step: object, model: object) -> None:
-    """Check what a step is recorded with.
+def check_step(step: object) -> None:
+    """Check what is recorded, and where.
 
     Raises:
-        InvalidArgument: `step` is not a function, or `model` not a module.
+        InvalidArgument: `step` is not a function.
         SessionError: a session is active on this thread.
     """
     if not callable(step):
         raise InvalidArgument(
             f"step={step!r}: expected a function of no arguments that runs forward and backward"
         )
-    if model is not None and not isinstance(model, torch.nn.Module):
-        kind = torch.nn.Module
-        raise InvalidArgument(f"model={model!r}: expected a {kind.__module__}.{kind.__name__}")
     hooks = innermost()
     if hooks is not None and hooks.placement.action is Action.AUTO:
         raise SessionError(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from swapkit._runtime.user_choices.layers import runs
+from swapkit._runtime.model.model_parts import gather_parts, parts_of, runs
 from swapkit._runtime.user_choices.wrapping import (
     is_suspended,
     make_function,
@@ -19,6 +19,9 @@ from swapkit.errors import InvalidArgument
 from swapkit.registry import Choice, Source, What
 from swapkit.units import show
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 NAMES_SHOWN = 8  # module paths in the error when a pattern matches none
 
 
@@ -28,6 +31,14 @@ def choose(target: Any, what: What) -> Any:  # noqa: ANN401 - typed by the calle
     Raises:
         InvalidArgument: no choice is possible for `target`, or it never runs itself.
     """
+    if isinstance(target, (list, tuple)):
+        for part in parts_of(_gather(target)):
+            _choose_one(part, what)
+        return target
+    return _choose_one(target, what)
+
+
+def _choose_one(target: Any, what: What) -> Any:  # noqa: ANN401 - as `choose`
     choice = Choice(source=Source.DECORATOR, what=what)
     if isinstance(target, torch.nn.Module):
         if not runs(target):
@@ -44,7 +55,7 @@ def choose(target: Any, what: What) -> Any:  # noqa: ANN401 - typed by the calle
         return _wrap(target, choice)
     raise InvalidArgument(
         f"{target!r}: expected a Module class, a Module, a function, a torch.autograd.Function or, "
-        "to swap its states, an optimizer"
+        "to swap its states, an optimizer. A list: of a model's parts, or of optimizers"
     )
 
 
@@ -93,11 +104,18 @@ def choose_matching(model: object, pattern: str, what: What) -> object:
     Raises:
         InvalidArgument: `model` is not a module, or nothing matches.
     """
-    if not isinstance(model, torch.nn.Module):
+    if not isinstance(model, (torch.nn.Module, list, tuple)):
         raise InvalidArgument(f"{model!r}: expected a Module, whose submodules the pattern matches")
-    for module in match_modules(model, pattern):
+    for module in match_modules(_gather(model), pattern):
         make_part(module).add(Choice(source=Source.PATTERN, what=what))
     return model
+
+
+def _gather(model: torch.nn.Module | Sequence[torch.nn.Module]) -> torch.nn.Module:
+    """Return a list of a model's parts as one module."""
+    gathered = gather_parts(model)
+    assert gathered is not None
+    return gathered
 
 
 def match_modules(model: torch.nn.Module, pattern: str) -> list[torch.nn.Module]:

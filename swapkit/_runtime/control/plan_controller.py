@@ -32,10 +32,11 @@ from swapkit._runtime.execution.plan_checks import (
     sign,
 )
 from swapkit._runtime.model import global_hooks
+from swapkit._runtime.model.model_parts import find_called
 from swapkit._runtime.model.weak_models import find_weakly
 from swapkit._runtime.process.undo import Undo, raise_first
 from swapkit._runtime.recording.notes import Setting
-from swapkit._runtime.saved.lent_hooks import Lending, is_call_of
+from swapkit._runtime.saved.lent_hooks import Lending
 from swapkit._runtime.thread_state import thread_state
 from swapkit._runtime.torch_compat.dispatch_modes import can_stay, drop_left
 from swapkit._runtime.torch_compat.internals import tracing_state
@@ -207,8 +208,9 @@ class PlanController:
     def enter(self, module: torch.nn.Module) -> None:
         """Handle the begin of a module's forward, on any thread (`global_hooks.CallListener`)."""
         model = self._find_model()
-        if model is not None and is_call_of(module, model):
-            self._see_forward(model)
+        called = find_called(module, model)
+        if model is not None and called is not None:
+            self._see_forward(model, called)
             if self._is_innermost:
                 self._bypass.begin(self._executor)
         elif self._first.is_call(module) and self._is_innermost and self._may_begin():
@@ -220,14 +222,13 @@ class PlanController:
 
     def leave(self, module: torch.nn.Module) -> None:
         """Handle the end of a module's forward."""
-        if self._is_begun and self._is_innermost and is_call_of(module, self._find_model()):
+        is_in_step = self._is_begun and self._is_innermost
+        if is_in_step and find_called(module, self._find_model()) is not None:
             self._forwards.leave()
 
-    def _see_forward(self, module: torch.nn.Module) -> None:
-        """Begin a step if this forward of the model is the first of a step."""
-        if not torch.is_grad_enabled() or not self._is_innermost:
-            return
-        if tracing_state() is not None:
+    def _see_forward(self, model: torch.nn.Module, module: torch.nn.Module) -> None:
+        """Begin a step if this forward, of the model or a part of it, is the first of a step."""
+        if not torch.is_grad_enabled() or not self._is_innermost or tracing_state() is not None:
             return
         is_again = self._begins_again()
         # A training forward begins the step anew if only evaluation forwards ran in it so far.
@@ -238,7 +239,7 @@ class PlanController:
         self._is_begun, self._is_training = True, module.training
         self._stepping = threading.get_ident()
         inputs = global_hooks.find_inputs()
-        signature = sign(module, inputs)
+        signature = sign(model, inputs)
         if self._is_unbound:
             self._is_unbound = False
             self._learner.rename(self._signature, signature)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from swapkit._runtime.model import global_hooks
+from swapkit._runtime.model.model_parts import find_called
 from swapkit._runtime.model.weak_models import find_weakly
 from swapkit._runtime.saved.hooks import Hooks
 from swapkit._runtime.thread_state import thread_state
@@ -83,7 +84,7 @@ class Lending:
 
     def enter(self, module: torch.nn.Module) -> None:
         """Lend the hooks to a call of the model on a thread without a session."""
-        if not is_call_of(module, self._find_model()):
+        if find_called(module, self._find_model()) is None:
             return
         calls = self._lent.calls
         calls.append(None)
@@ -102,7 +103,7 @@ class Lending:
     def leave(self, module: torch.nn.Module) -> None:
         """Take the call's hooks back."""
         calls = self._lent.calls
-        if not is_call_of(module, self._find_model()) or not calls:
+        if find_called(module, self._find_model()) is None or not calls:
             return
         loan = calls.pop()
         if loan is not None:
@@ -126,7 +127,7 @@ class Lending:
     def _is_running(self, loan: _Loan) -> bool:
         """Return whether the call still runs, perhaps on another thread."""
         running = threads.receivers(loan.thread, AROUND_MODULE_CALL)
-        return any(is_call_of(each, self._find_model()) for each in running)
+        return any(find_called(each, self._find_model()) is not None for each in running)
 
     def _end(self, loan: _Loan) -> None:
         try:
@@ -140,11 +141,3 @@ class Lending:
             is_done = not self._is_on and not self._loans
         if is_done:
             global_hooks.calls.remove(self)
-
-
-def is_call_of(module: torch.nn.Module, model: torch.nn.Module | None) -> bool:
-    """Return whether a module is the model or its compiled form. `model` None: it is gone."""
-    if module is model or model is None:
-        return module is model
-    is_compiled = type(module).__name__ == "OptimizedModule"
-    return is_compiled and getattr(module, "_orig_mod", None) is model

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from swapkit._native.lib import raise_interruption
 from swapkit._runtime.allocators.installation import ensure_installation
+from swapkit._runtime.model.model_parts import ModelParts
 from swapkit._runtime.process.undo import add_notes, raise_first
 from swapkit._runtime.session.bound import close_left
 from swapkit._runtime.session.life import SessionLife, finish_ended
@@ -96,7 +97,7 @@ class Session(SessionResults):
         """Do not keep the model and the optimizers alive: their owner may drop them meanwhile.
 
         For code that opens a session for objects of others. Call it before you enter the session.
-        Such a session does not warn that an optimizer was not passed.
+        Such a session does not warn that an optimizer was not passed. A list of parts is kept.
         """
         self._config = replace(self._config, holds_weakly=True)
 
@@ -201,7 +202,9 @@ class Session(SessionResults):
             life.start()
             self._threads = life.threads
             if self._config.holds_weakly:
-                self._model, self._optimizers = None, ()
+                # Only the session refers to a list of parts as one module.
+                self._model = self._model if isinstance(self._model, ModelParts) else None
+                self._optimizers = ()
             _list(self)
         except BaseException:  # interruptions too: `__exit__` is not called after one
             self._active = None

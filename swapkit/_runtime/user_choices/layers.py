@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from swapkit._runtime.model.model_parts import runs
 from swapkit._runtime.operators.forward_source import ACTIVATIONS, ATTENTION, operators_of
 from swapkit._runtime.operators.names import is_known
 from swapkit.errors import InvalidArgument
@@ -309,12 +310,6 @@ def _holds_layers(module: torch.nn.Module) -> bool:
         return False
     # A backbone and its head are not layers.
     return isinstance(module, torch.nn.ModuleList) or len(set(map(type, elements))) < len(elements)
-
-
-def runs(module: torch.nn.Module) -> bool:
-    """Return whether a module has a forward; lists of modules have none."""
-    # Read from the instance: a compiled module has its own `forward`.
-    return getattr(module.forward, "__func__", None) is not torch.nn.Module.forward
 
 
 def _is_inside(path: str, other: str) -> bool:

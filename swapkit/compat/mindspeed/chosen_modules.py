@@ -10,7 +10,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from swapkit._runtime.user_choices.layers import runs
+from swapkit._runtime.model.model_parts import runs
 from swapkit._runtime.user_choices.wrapping import make_part
 from swapkit.compat.mindspeed.module_patterns import find_modules
 from swapkit.config.environment import read_environment

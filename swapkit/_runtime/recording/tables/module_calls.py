@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from swapkit._runtime.model import global_hooks
+from swapkit._runtime.model.model_parts import parts_of
 from swapkit._runtime.model.tracker import NO_MODULE
 from swapkit._runtime.torch_compat.internals import NO_TASK, graph_task
 
@@ -57,7 +58,9 @@ class Calls:
         """
         self.tracker = tracker
         self.root = root
-        self.root_calls = 0  # so far, in forward with gradients enabled
+        # The calls so far, in forward with gradients enabled, of the part that was called last.
+        self.root_calls = 0
+        self._calls_of: dict[int, int] = {}  # by `id` of a part
         self._meet: Callable[[torch.nn.Module], None] | None = meet
         self._is_here: Callable[[], bool] | None = is_here
         self._met: set[int] = set()
@@ -110,8 +113,11 @@ class Calls:
         if torch.is_grad_enabled() and graph_task() == NO_TASK:
             if self.root is None and len(calls) == 1:
                 self.root = module
-            if module is self.root and all(call.module is not module for call in calls):
-                self.root_calls += 1
+            roots = () if self.root is None else parts_of(self.root)
+            is_root = any(module is each for each in roots)
+            if is_root and all(call.module is not module for call in calls):
+                self.root_calls = self._calls_of.get(id(module), 0) + 1
+                self._calls_of[id(module)] = self.root_calls
 
     def leave(self, _module: torch.nn.Module) -> None:
         """Note that the innermost module's forward has ended on this thread."""
