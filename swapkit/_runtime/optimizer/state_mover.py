@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+import time
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 NO_ROOM = "finds no room on the host"
+MOST_WAIT_SECONDS = 1.0  # for a thread that drops a reference
 
 
 class StateCopy(Protocol):
@@ -205,6 +207,7 @@ class StateMover:
             while arrivals:
                 slot, host, tensor, copy = arrivals.pop()
                 copy.wait()
+                _wait_until_own(tensor)
                 self._former[tensor] = weakref.ref(host)
                 if slot.holds(host):
                     slot.put(tensor)
@@ -295,6 +298,20 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return (
         type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.requires_grad
     )
+
+
+def _wait_until_own(tensor: torch.Tensor) -> None:
+    """Wait until the copying thread has let go of the storage of a tensor that just arrived.
+
+    The copy is done before that thread drops its reference. If it is held up in between, as on a
+    busy machine, the storage would seem to be shared, and stay on the device after the step.
+    Nothing else knows the storage yet, so the wait is for that thread only.
+    """
+    storage = tensor.untyped_storage()
+    address = storage_address(storage)
+    until = time.monotonic() + MOST_WAIT_SECONDS
+    while storage_use_count(address) > _OWN_HOLDERS and time.monotonic() < until:
+        time.sleep(0)  # lets other threads run
 
 
 def _owns_storage(tensor: torch.Tensor, nbytes: int) -> bool:

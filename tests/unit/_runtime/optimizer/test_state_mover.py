@@ -6,6 +6,8 @@ import contextlib
 import copy
 import gc
 import io
+import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from swapkit._runtime.allocators.installed_pool import Installation
+    from swapkit._runtime.optimizer.host_copies import HostBuffer, HostCopy
 
 
 @pytest.fixture
@@ -270,3 +273,29 @@ def test_step_when_interrupted_anywhere_then_the_grad_mode_is_as_before() -> Non
                 optimizer.step()
         assert torch.is_grad_enabled(), wanted
         assert not torch.is_inference_mode_enabled()
+
+
+class Late(Recorder):
+    """Lets go of each arrived storage a moment after its copy is done, as a thread held up does."""
+
+    def __init__(self, installation: Installation) -> None:
+        super().__init__(installation)
+        self.held: list[torch.Tensor] = []
+
+    def copy_in(self, host: HostBuffer, storage: torch.UntypedStorage) -> HostCopy:
+        copied = super().copy_in(host, storage)
+        self.held.append(torch.empty(0).set_(storage))
+        timer = threading.Timer(0.01, self.held.clear)
+        wait, copied_wait = timer.start, copied.wait
+        return SimpleNamespace(  # type: ignore[return-value]
+            host=copied.host, wait=lambda: (copied_wait(), wait())
+        )
+
+
+def test_state_when_the_copying_thread_lets_go_of_it_late_then_it_still_leaves_after_the_step(
+    installation: Installation,
+) -> None:
+    optimizer = make_adam(count=1)
+    states = attach(optimizer, Late(installation))
+    take_steps(optimizer)
+    assert str(states.places()) == "states of AdamW: 128.00 KiB on the host"
