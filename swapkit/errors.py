@@ -15,6 +15,7 @@
     ├── SessionError             RuntimeError         a session is used where it cannot be
     ├── SavedTensorModified      RuntimeError         a tensor needed for backward was changed
     ├── RecomputeMismatch        RuntimeError         recomputation differs from the first run
+    ├── RankOutOfMemory          RuntimeError         another rank ran out of memory (`on_oom`)
     ├── OverBudget               MemoryError          an allocation would exceed the budget
     ├── OutOfDeviceMemory        MemoryError          the device is out of memory
     ├── OutOfHostMemory          MemoryError          the host, or `host_limit`, is exhausted
@@ -104,6 +105,24 @@ class SavedTensorModified(SwapkitError, RuntimeError):
 
 class RecomputeMismatch(SwapkitError, RuntimeError):
     """Recomputation of a region in backward differs from its forward run."""
+
+
+class RankOutOfMemory(SwapkitError, RuntimeError):
+    """A rank ran out of memory, so this one stops too: `swapkit.budget(..., on_oom="all")`.
+
+    No `torch.OutOfMemoryError`: its process groups are broken, so a loop that skips a batch which
+    does not fit must not go on.
+
+    `rank`: the one that ran out of memory; `budget_bytes`: its budget; `text`: of its error.
+    """
+
+    def __init__(
+        self, message: str, *, rank: int = 0, budget_bytes: int = 0, text: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.budget_bytes = budget_bytes
+        self.text = text
 
 
 class OverBudget(SwapkitError, MemoryError):

@@ -40,6 +40,7 @@ __all__ = [
     "defer_interruption",
     "error_of",
     "ffi",
+    "forget_interruption",
     "interruptions",
     "lib",
     "note_interruption",
@@ -123,18 +124,44 @@ class ExplainOwner(Protocol):
 # error is logged and counts as "nothing freed"; the allocation then fails with its own error.
 
 _RETRIES = 8  # of a callback that signal handlers keep interrupting
-interruptions: list[BaseException] = []
+# What threads have yet to raise, with the identifier of the thread. C++ looks whether there is any.
+interruptions: list[tuple[int, BaseException]] = []
 
 
 def raise_interruption() -> None:
-    """Raise an error that a signal handler raised inside a callback; only on the main thread."""
-    if interruptions and threading.current_thread() is threading.main_thread():
-        raise interruptions.pop(0)
+    """Raise an error that was kept for this thread, such as one of a signal handler."""
+    here = threading.get_ident()
+    for each in tuple(interruptions):  # another thread may change the list
+        if each[0] == here and _take(each):
+            raise each[1]
 
 
-def defer_interruption(error: BaseException) -> None:
-    """Keep an error for `raise_interruption`, from code that must not raise."""
-    interruptions.append(error)
+def defer_interruption(error: BaseException, thread: int | None = None) -> None:
+    """Keep an error for `raise_interruption`, from code that must not raise.
+
+    Args:
+        error: to raise.
+        thread: the identifier of the thread that raises it; None: of the main thread.
+    """
+    if thread is None:
+        thread = threading.main_thread().ident
+    interruptions.append((thread or 0, error))
+
+
+def forget_interruption(error: BaseException, thread: int) -> None:
+    """Drop an error that a thread has yet to raise. Any thread."""
+    for each in tuple(interruptions):
+        if each[0] == thread and each[1] is error:
+            _take(each)
+
+
+def _take(kept: tuple[int, BaseException]) -> bool:
+    """Take an error from the list; return whether no other thread did so meanwhile."""
+    try:
+        interruptions.remove(kept)
+    except ValueError:
+        return False
+    return True
 
 
 def call_back(owner: object, call: Callable[[], _Result], otherwise: _Result) -> _Result:

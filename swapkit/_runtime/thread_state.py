@@ -7,8 +7,12 @@ list that it was handed, when it closes something that this thread opened (`proc
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class ThreadState(threading.local):
@@ -28,6 +32,21 @@ class ThreadState(threading.local):
         self.left_modes: list[Any] = []
         # `user_choices/wrapping.py`: whether choices are being pickled.
         self.is_pickling = False
+        # Whether our own code asks for memory that it can do without: see `tries_memory`.
+        self.tries_memory = False
 
 
 thread_state = ThreadState()
+
+
+@contextlib.contextmanager
+def tries_memory() -> Iterator[None]:
+    """Ask for memory that our own code can do without: nobody hears of a failure.
+
+    The request may start a rescue, unlike a `tentative` one (`_native/pool.py`).
+    """
+    former, thread_state.tries_memory = thread_state.tries_memory, True
+    try:
+        yield
+    finally:
+        thread_state.tries_memory = former

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from swapkit._runtime.allocators.free_memory import AUTO, find_free_limit
 from swapkit._runtime.allocators.installation import choose_device, ensure_installation
+from swapkit._runtime.control.rank_alarm import ALL, ONE
 from swapkit._runtime.control.session_config import RESCUE, SessionConfig
 from swapkit._runtime.model.model_parts import gather_parts
 from swapkit._runtime.optimizer.wrapped import list_optimizers
@@ -16,7 +17,7 @@ from swapkit._runtime.saved.limits import Limits
 from swapkit._runtime.session.session import Session
 from swapkit.api.path_arguments import read_argument
 from swapkit.config.environment import MIN_SWAP_BYTES, read_environment
-from swapkit.errors import InvalidArgument
+from swapkit.errors import InvalidArgument, Unsupported
 from swapkit.ir.checks import check_plan
 from swapkit.ir.codec import inside, read_planned
 from swapkit.ir.plans import Plan
@@ -58,6 +59,7 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
     plan: str | os.PathLike[str] | Plan | None = None,
     bind_cpus: bool | None = None,
     on_step: Callable[[Session], object] | None = None,
+    on_oom: str = ONE,
 ) -> Session:
     """Train inside a memory budget.
 
@@ -124,6 +126,12 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
         on_step: called with the session after each step, on the thread that ended it, e.g. to log
             `session.metrics()` or `session.history[-1]`. What it raises, `optimizer.step()` or
             `session.mark_step()` raises; the step itself is complete.
+        on_oom: whose training ends when a rank runs out of memory. `"rank"`: that rank raises
+            `torch.OutOfMemoryError`. If it catches the error and goes on, or takes its time to end,
+            the others wait for it in a collective, at most until the process group's timeout.
+            `"all"`: the others raise `swapkit.errors.RankOutOfMemory`, with the rank and its text,
+            also out of a collective, and no process group can be used any more; a rank that
+            skips what does not fit fails with them. Pass it on every rank (`docs/ranks.md`).
 
     Returns:
         The session; enter it once, or use it to decorate a function.
@@ -135,7 +143,10 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
         InvalidArgument: on entry, if CPU_BINDING_NUM is more than the CPUs for each device.
         PlanMismatch: on entry, if `plan` is for another model or a larger budget.
         InvalidDocument: the file `plan` is malformed.
-        Unsupported: this version does not support the device.
+        Unsupported: this version does not support the device, or `on_oom="all"` with torch's own
+            allocator.
+        RankOutOfMemory: at the end of a step or of the block, or where the model saves a tensor:
+            another rank ran out of memory, and `on_oom="all"`.
 
     Example:
         >>> import swapkit, torch
@@ -180,8 +191,26 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
         cpu_affinity=_choose_affinity(environment.cpu_affinity, bind_cpus=bind_cpus),
         separates_lives=environment.memory_fragmentation,
         on_step=on_step,
+        on_oom=_check_on_oom(on_oom, installation),
     )
     return Session(config, whole, optimizers)
+
+
+def _check_on_oom(on_oom: object, installation: Installation) -> str:
+    """Return whose training ends when a rank runs out of memory.
+
+    Raises:
+        InvalidArgument: it is no known value.
+        Unsupported: swapkit does not see here which requests fail.
+    """
+    if on_oom not in {ONE, ALL}:
+        raise InvalidArgument(f"on_oom={show(on_oom)}: expected {ONE!r} or {ALL!r}")
+    if on_oom == ALL and not installation.tells_failures:
+        raise Unsupported(
+            f"on_oom={ALL!r} needs swapkit's pool: torch's own allocator does not say whether a "
+            "request has failed for good. Leave out allocator='torch', or on_oom"
+        )
+    return str(on_oom)
 
 
 def _least_bytes(asked: int | str | None, usual: int) -> int:

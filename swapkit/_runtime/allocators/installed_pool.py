@@ -24,6 +24,7 @@ from swapkit._runtime.allocators.pool_layout import PoolLayout
 from swapkit._runtime.model.device_mesh import describe_rank
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.process.undo import raise_first
+from swapkit._runtime.thread_state import thread_state
 from swapkit._runtime.torch_compat.accelerators import NPU
 from swapkit._runtime.torch_compat.internals import current_node
 from swapkit._runtime.torch_compat.isolation import hide, untraced
@@ -34,6 +35,7 @@ from swapkit.units import format_bytes, format_limit
 
 if TYPE_CHECKING:
     import threading
+    from collections.abc import Callable
     from types import FrameType
 
     from swapkit._runtime.model.tracker import ModuleTracker
@@ -77,6 +79,7 @@ class Installation(Generic[_Pool]):
     """A device's pool and the sessions that use it."""
 
     layout: PoolLayout | None = None  # None: the pool is not ours
+    tells_failures = False  # whether a request for memory that fails calls `explain`
 
     def __init__(self, device: Device, pool: _Pool) -> None:
         self.device = device
@@ -88,6 +91,8 @@ class Installation(Generic[_Pool]):
         self.usual_limit_bytes = 0  # from the environment, used if the user sets none; 0: none
         self.sessions: list[ActiveSession] = []  # innermost last
         self.active = False  # whether new tensors come from the pool
+        # Called with the text of each request for memory that fails, on its thread; see `explain`.
+        self.failures: list[Callable[[str], None]] = []
         self.runtime.attach_pool(device, pool)
         atexit.register(self.detach_callbacks)
 
@@ -235,7 +240,7 @@ class Installation(Generic[_Pool]):
                 f"a limit of at least {format_limit(needed_bytes)}, or a smaller batch or sequence",
             ]
         blocks = self.pool.blocks()
-        return format_failure(
+        text = format_failure(
             AllocationFailure(
                 asked=nbytes,
                 where=_describe_place(self.tracker),
@@ -250,6 +255,10 @@ class Installation(Generic[_Pool]):
                 pieces=[each.nbytes for each in blocks if each.state is BlockState.CACHED],
             )
         )
+        if not thread_state.tries_memory:
+            for tell in reversed(tuple(self.failures)):  # the innermost session first
+                tell(text)
+        return text
 
     def detach_callbacks(self) -> None:
         """Stop all calls into Python before the interpreter exits; the pool stays."""
@@ -258,6 +267,8 @@ class Installation(Generic[_Pool]):
 
 class PoolInstallation(Installation):
     """An installation of our own pool, with the entry that torch calls."""
+
+    tells_failures = True
 
     def __init__(self, device: Device) -> None:
         settings = read_allocator_settings(device.name.type)

@@ -39,6 +39,7 @@ class SessionConfig:
             planned.
         holds_weakly: whether the model and the optimizers may go while the session is active.
         on_step: the user's function, to call with the session after each step.
+        on_oom: whose training ends when a rank runs out of memory: `"rank"` or `"all"`.
     """
 
     device: torch.device
@@ -53,6 +54,7 @@ class SessionConfig:
     separates_lives: bool = False
     holds_weakly: bool = False
     on_step: Callable[..., object] | None = None
+    on_oom: str = "rank"
 
     @property
     def is_host_scarce(self) -> bool:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from swapkit._runtime.thread_state import tries_memory
 from swapkit._runtime.torch_compat.internals import InferenceMode
 from swapkit._runtime.torch_compat.isolation import hidden
 from swapkit._runtime.torch_compat.stream_delays import is_capturing
@@ -92,7 +93,7 @@ class Checksums:
             return None
         try:
             # Tensors made here must be usable outside inference mode, too.
-            with hidden(), InferenceMode(False):  # noqa: FBT003 - torch's
+            with hidden(), tries_memory(), InferenceMode(False):  # noqa: FBT003 - torch's
                 table = self._table_for(device)
                 if table is None:
                     return None
@@ -202,7 +203,8 @@ class StorageDigests:
         try:
             if device.type != "cpu":
                 torch.get_device_module(device).synchronize(device)
-            return Digest(self._table, nbytes, _digest(storage, nbytes, self._table))
+            with tries_memory():
+                return Digest(self._table, nbytes, _digest(storage, nbytes, self._table))
         except torch.OutOfMemoryError:
             return None
 

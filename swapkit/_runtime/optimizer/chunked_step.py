@@ -30,6 +30,7 @@ from swapkit._runtime.optimizer.state_mover import StateMover
 from swapkit._runtime.optimizer.state_places import StatePlaces, find_places, find_states
 from swapkit._runtime.optimizer.state_slots import find_slots, local_part
 from swapkit._runtime.saved.device import CPU
+from swapkit._runtime.thread_state import tries_memory
 from swapkit._runtime.torch_compat.internals import step_pre_hooks_of
 from swapkit.errors import SessionError
 
@@ -344,7 +345,8 @@ class OptimizerStates:
         params = [param for param in chunk.params if param.grad is not None]
         slots = [slot for param in params for slot in self._slots_of(param)]
         try:
-            return self._mover.fetch(slots)
+            with tries_memory():
+                return self._mover.fetch(slots)
         except torch.OutOfMemoryError:
             self._mover.settle(strip=True)
         return self._mover.fetch(slots)
@@ -354,7 +356,8 @@ class OptimizerStates:
         if chunk is None or chunk.nbytes > room_bytes:
             return None
         try:
-            return self._fetch(chunk, room_bytes - chunk.nbytes)
+            with tries_memory():
+                return self._fetch(chunk, room_bytes - chunk.nbytes)
         except torch.OutOfMemoryError:
             return None
 

@@ -22,6 +22,7 @@ from swapkit._native.pool import RingKind, set_tag
 from swapkit._runtime.affinity.threads import ThreadBinding
 from swapkit._runtime.control.plan_controller import PlanController
 from swapkit._runtime.control.plan_status import PlanStatus, tell_stage
+from swapkit._runtime.control.rank_alarm import ALL, RankWatch
 from swapkit._runtime.model import global_hooks
 from swapkit._runtime.model.device_mesh import is_fsdp
 from swapkit._runtime.model.step_counter import OPTIMIZER_STEP, StepCounter
@@ -30,6 +31,7 @@ from swapkit._runtime.process.captures import see_everything
 from swapkit._runtime.process.undo import Undo, raise_first
 from swapkit._runtime.saved.eviction import EvictionTerms
 from swapkit._runtime.saved.hooks import Hooks, pop_left
+from swapkit._runtime.session.hints import list_hints
 from swapkit._runtime.session.history import StepHistory
 from swapkit._runtime.session.stats import predictions
 from swapkit._runtime.shim.placement import Placement
@@ -37,7 +39,7 @@ from swapkit._runtime.thread_state import thread_state
 from swapkit.ir.plans import Action
 from swapkit.ir.runs import SessionStats
 from swapkit.planning.selection.cases import Stage
-from swapkit.units import format_bytes, format_limit
+from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,6 +98,7 @@ class SessionLife:
         self.on_step: Callable[[], object] | None = None  # the user's, after each step
         self.advice: list[Callable[[int], str]] = []  # the user's hints, given the bytes needed
         self.threads = ""  # where they run, if they are bound
+        self._ranks: RankWatch | None = None  # None: other ranks go on when one fails
 
     # ---- status and steps ------------------------------------------------------------------------
 
@@ -136,7 +139,8 @@ class SessionLife:
     def _end_step(self) -> None:
         """End a step, on the thread that ran it, with no lock held.
 
-        `on_step` comes last: what it raises reaches the caller of the optimizer, with all done.
+        What other ranks have to say and `on_step` come last: what they raise reaches the caller of
+        the optimizer, with all done.
         """
         self.swapper.end_step()
         set_tag(NO_MODULE)  # backward left the tag of its last module
@@ -156,6 +160,8 @@ class SessionLife:
             is_settled = all(each.is_settled for each in nested)
             self.installation.layout.end_step(is_settled=is_settled)
         finish_ended()
+        if self._ranks is not None:
+            self._ranks.end_step()
         if self.on_step is not None:
             self.on_step()
 
@@ -177,31 +183,8 @@ class SessionLife:
         Args:
             needed_bytes: the bytes in use plus those of the failed request.
         """
-        hints = [advise(needed_bytes) for advise in self.advice]
-        kept_bytes = self.swapper.resident_bytes()
-        if self.swapper.mover.host_is_full:
-            hints.append(self._advise_host(kept_bytes))
-        if kept_bytes:
-            hints.append(
-                f"{format_bytes(kept_bytes)} of saved tensors remain on the device: the running "
-                "operator or other references hold them, or they are smaller than min_swap_bytes"
-            )
-        larger = "a larger one"
-        if needed_bytes > self.limit_bytes:
-            larger = f"at least {format_limit(needed_bytes)}, if nothing else can be freed"
-        hints.append(
-            "parameters, gradients, optimizer states and the running operator must fit the budget: "
-            f"try {larger}, or a smaller batch or sequence"
-        )
-        return hints
-
-    def _advise_host(self, kept_bytes: int) -> str:
-        limit = self._config.limits.host_bytes
-        if limit is None:
-            return "the host has no room for more copies: pass a folder as disk="
-        return (
-            f"the host has no room for more copies ({format_bytes(limit)}): raise host_limit, e.g. "
-            f"to {format_limit(limit + kept_bytes)}"
+        return list_hints(
+            self.swapper, self._config, needed_bytes, [each(needed_bytes) for each in self.advice]
         )
 
     def note_peak(self) -> None:
@@ -215,6 +198,10 @@ class SessionLife:
     def add_peak(self, peak_bytes: int) -> None:
         """Note a peak of reserved bytes while the session was active."""
         self.history.add_peak(peak_bytes)
+
+    def find_cause(self, error: BaseException) -> BaseException | None:
+        """Return the failure of a rank that made this one fail with an error; None: none did."""
+        return None if self._ranks is None else self._ranks.find_cause(error)
 
     # ---- beginning -------------------------------------------------------------------------------
 
@@ -244,6 +231,9 @@ class SessionLife:
             undo.add(functools.partial(installation.layout.stop, self))
             separates = self._config.separates_lives
             installation.layout.start(self, LivesMode.SEPARATE if separates else LivesMode.NOTED)
+        if self._config.on_oom == ALL:
+            self._ranks = RankWatch(installation, self.limit_bytes)
+            undo.add(self._ranks.end)
         undo.add(self._counter.stop)  # drops the reference to this life
         self._counter.start()
         for swappers in (self._entered, installation.runtime.active):

@@ -219,15 +219,25 @@ class Session(SessionResults):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """End the session. Errors become notes of the exception of the block, if it raised one."""
+        """End the session. Errors become notes of the exception of the block, if it raised one.
+
+        Raises:
+            RankOutOfMemory: instead of the block's exception, if it comes from a rank that ran out
+                of memory, and `on_oom="all"`.
+        """
         if self._active is None and self._final is None:
             self._require()
+        cause = None
+        if error is not None and self._active is not None:
+            cause = self._active.find_cause(error)
         errors = self._end()
         if error is None:
             raise_first(errors)
         else:
             add_notes(error, "while swapkit's session ended", errors)
         raise_interruption()
+        if cause is not None:
+            raise cause from error
 
     def close(self) -> None:
         """End the session, on any thread and in any order. Safe to call twice.

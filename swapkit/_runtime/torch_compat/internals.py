@@ -78,10 +78,12 @@ __all__ = [
     "OpOverload",
     "OpOverloadPacket",
     "TorchDispatchMode",
+    "abort_groups",
     "all_operator_names",
     "backward_class_of",
     "base_of",
     "buffers_of",
+    "connect_again",
     "count_modes",
     "cuda_allocator",
     "current_node",
@@ -94,6 +96,7 @@ __all__ = [
     "free_weak_storage",
     "get_shard",
     "graph_task",
+    "group_stores",
     "has_backward_hook",
     "has_compiled",
     "has_kernel",
@@ -280,3 +283,49 @@ def default_store() -> Store:
     from torch.distributed import distributed_c10d  # not in every build
 
     return distributed_c10d._get_default_store()
+
+
+def connect_again(store: Store) -> Store:
+    """Return a connection of its own to a store: each one serves one request at a time."""
+    own: Store = store.clone()  # type: ignore[attr-defined]
+    return own
+
+
+def group_stores() -> list[tuple[Any, Store]]:
+    """Return each process group of this process, with the store of its backends."""
+    from torch.distributed import distributed_c10d
+
+    return [(group, store) for group, (_, store) in distributed_c10d._world.pg_map.items()]
+
+
+def abort_groups() -> None:
+    """Abort every process group, newest first, where its backend can: NCCL can, gloo cannot.
+
+    As torch's `_abort_process_group`, which also forgets the groups: the user's code could neither
+    ask for its rank nor destroy them.
+    """
+    from torch.distributed import distributed_c10d
+
+    names = distributed_c10d._world.pg_names
+    groups = sorted(names, key=lambda group: int(names[group]) if names[group].isdecimal() else 0)
+    nccl = _nccl_of(groups[0]) if groups else None
+    if nccl is not None:
+        nccl._group_start()  # else the aborts of several communicators can wait for each other
+    try:
+        for group in reversed(groups):
+            group.abort()
+    finally:
+        if nccl is not None:
+            nccl._group_end()
+
+
+def _nccl_of(group: Any) -> Any:  # noqa: ANN401 - torch's ProcessGroupNCCL
+    from torch.distributed import distributed_c10d
+
+    if not distributed_c10d.is_nccl_available():
+        return None
+    try:
+        backend = group._get_backend(torch.device("cuda"))
+    except RuntimeError:  # the group has no backend for that device
+        return None
+    return backend if isinstance(backend, distributed_c10d.ProcessGroupNCCL) else None

@@ -95,6 +95,8 @@ def test_options_when_left_out_then_the_documented_defaults() -> None:
         ),
         ({"disk_limit": "1GiB"}, "disk_limit='1GiB' needs disk=, a folder"),
         ({"disk": "/tmp", "disk_limit": "x"}, "disk_limit='x' is not understood"),
+        ({"on_oom": "both"}, "on_oom='both': expected 'rank' or 'all'"),
+        ({"on_oom": None}, "on_oom=None: expected 'rank' or 'all'"),
         ({"device": "toaster"}, "device='toaster'"),
         ({"model": "gpt"}, "model='gpt': expected a torch"),
         ({"optimizer": "sgd"}, "optimizer='sgd': expected a torch"),
@@ -103,6 +105,15 @@ def test_options_when_left_out_then_the_documented_defaults() -> None:
 def test_argument_when_wrong_then_named(options: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidArgument, match=text):
         swapkit.budget(**{"limit": "1GiB", **options})
+
+
+def test_failing_together_when_the_allocator_is_torchs_then_refused(
+    installation: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(installation, "tells_failures", False)
+    with pytest.raises(Unsupported, match="on_oom='all' needs swapkit's pool"):
+        config_of(on_oom="all")
+    assert config_of().on_oom == "rank"
 
 
 @pytest.mark.usefixtures("installation")

@@ -1,0 +1,136 @@
+"""What ranks tell each other when one is out of memory: here ranks are objects of one process."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch.distributed
+
+from swapkit._native.lib import interruptions
+from swapkit._runtime.control import rank_alarm
+from swapkit._runtime.control.rank_alarm import RankAlarm, parse_failure
+from swapkit.errors import InvalidDocument, RankOutOfMemory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+distributed: Any = torch.distributed
+ELSEWHERE = 12345  # a thread that does not exist, so that nobody raises what it should
+
+
+@pytest.fixture(autouse=True)
+def ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """End no collectives; return which threads would have."""
+    threads: list[str] = []
+    monkeypatch.setattr(
+        rank_alarm, "end_collectives", lambda: threads.append(threading.current_thread().name)
+    )
+    monkeypatch.setattr(rank_alarm, "NEWS_SECONDS", 60.0)
+    yield threads
+    interruptions.clear()
+
+
+def make_ranks(store: Any, count: int = 2, known: set[str] | None = None) -> list[RankAlarm]:
+    """Return ranks, each of which knows of the failures that its process has read before."""
+    return [
+        RankAlarm(lambda: store, rank=rank, count=count, known=set() if known is None else known)
+        for rank in range(count)
+    ]
+
+
+def test_ranks_when_one_fails_then_all_know_and_only_the_others_raise(ended: list[str]) -> None:
+    ranks = make_ranks(distributed.HashStore(), 3)
+    for number, each in enumerate(ranks):
+        each.join(ELSEWHERE + number)
+    ranks[1].announce(1 << 20, "too much")
+    ranks[1].announce(1 << 20, "again")
+    for each in ranks:
+        failure = each.await_end()
+        assert failure is not None
+        assert (failure.rank, failure.budget_bytes, failure.text) == (1, 1 << 20, "too much")
+        assert f"this is rank {each.rank}" in str(failure)
+    assert {thread for thread, _ in interruptions} == {ELSEWHERE, ELSEWHERE + 2}
+    assert ended == ["swapkit-alarm"] * 3
+    for number, each in enumerate(ranks):
+        each.leave(ELSEWHERE + number)
+    assert interruptions == []  # code after the session must not raise it
+
+
+def test_rank_when_it_joins_late_then_it_hears_what_was_said_before() -> None:
+    first, late = make_ranks(distributed.HashStore())
+    first.join(ELSEWHERE)
+    first.announce(1, "")
+    first.await_end()
+    late.join(ELSEWHERE)
+    assert late.await_end() is not None
+    late.join(ELSEWHERE + 1)  # a second session
+    assert {thread for thread, _ in interruptions} == {ELSEWHERE, ELSEWHERE + 1}
+
+
+def test_rank_when_the_store_outlives_a_process_group_then_its_failure_is_not_one_of_the_next() -> (
+    None
+):
+    store, known = distributed.HashStore(), set[str]()
+    for text in "first group", "second group":
+        rank, other = make_ranks(store, known=known)
+        rank.join(ELSEWHERE)
+        other.announce(1, text)
+        failure = rank.await_end()
+        assert failure is not None
+        assert failure.text == text
+        rank.leave(ELSEWHERE)
+
+
+def test_rank_when_the_store_does_not_answer_then_nothing_waits_for_it() -> None:
+    asked, goes_on = threading.Event(), threading.Event()
+
+    def find_store() -> Any:
+        asked.set()
+        goes_on.wait()
+        raise ValueError("gone")
+
+    rank = RankAlarm(find_store, rank=0, count=2, known=set())
+    rank.join(ELSEWHERE)
+    rank.announce(1, "too much")
+    assert asked.wait(60)
+    rank.leave(ELSEWHERE)
+    goes_on.set()
+
+
+def test_rank_when_no_session_is_left_then_its_thread_ends() -> None:
+    (rank,) = make_ranks(distributed.HashStore(), 1)
+    before = set(threading.enumerate())
+    rank.join(ELSEWHERE)
+    (thread,) = set(threading.enumerate()) - before
+    rank.leave(ELSEWHERE)
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_failure_when_parsed_then_it_is_what_was_written() -> None:
+    said = {"mark": "m", "rank": 3, "budget_bytes": 1 << 20, "text": "too much"}
+    mark, failure = parse_failure(json.dumps(said), 0)
+    assert mark == "m"
+    assert isinstance(failure, RankOutOfMemory)
+    assert str(failure).startswith("rank 3 ran out of memory within its budget of 1.00 MiB, ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"\xff",
+        b"[" * 100_000,
+        b"[]",
+        b'{"mark": "m", "rank": -1, "budget_bytes": 1, "text": ""}',
+        b'{"mark": "m", "rank": true, "budget_bytes": 1, "text": ""}',
+        b'{"mark": "m", "rank": 1, "budget_bytes": 1e400, "text": ""}',
+        b'{"mark": "m", "rank": 1, "budget_bytes": 1}',
+    ],
+)
+def test_failure_when_it_is_malformed_then_refused(text: bytes) -> None:
+    with pytest.raises(InvalidDocument, match="Use the same version on all ranks"):
+        parse_failure(text, 0)
