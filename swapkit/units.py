@@ -6,8 +6,12 @@ import math
 import numbers
 import re
 import reprlib
+from typing import TYPE_CHECKING
 
 from swapkit.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MIB = 1 << 20
 MOST_BYTES = 1 << 60
@@ -32,14 +36,19 @@ _SHOWN.maxstring = _SHOWN.maxother = _SHOWN.maxlong = 60
 
 
 def parse_bytes(
-    amount: int | float | str, *, whole_bytes: int | None = None, name: str, least: int = 1
+    amount: int | float | str,
+    *,
+    whole_bytes: int | Callable[[], int] | None = None,
+    name: str,
+    least: int = 1,
 ) -> int:
     """Convert an amount that a user gave into bytes.
 
     Args:
         amount: bytes, text with a unit, or a share of `whole_bytes` (`"80%"`, `0.8`). `"10GB"` and
             `"10G"` are 10 * 10**9 bytes, `"10GiB"` and `"10Gi"` 10 * 2**30.
-        whole_bytes: the total that a share refers to; None: shares are not accepted.
+        whole_bytes: the total that a share refers to, or a function that returns it, which is
+            called only for a share; None: shares are not accepted.
         name: name of the argument, for the error text.
         least: smallest accepted amount: 1, or 0 where zero bytes are valid.
 
@@ -113,12 +122,14 @@ def _share_of(amount: object, number: float | None) -> float | None:
     return float(match[1]) / 100 if match is not None and match[2] == "%" else None
 
 
-def _apply_share(amount: object, share: float, whole_bytes: int | None, name: str) -> int:
+def _apply_share(
+    amount: object, share: float, whole_bytes: int | Callable[[], int] | None, name: str
+) -> int:
     if whole_bytes is None:
         raise InvalidArgument(f"{name}={show(amount)}: a share is not supported here; pass bytes")
     if not 0 < share <= 1:
         raise InvalidArgument(f"{name}={show(amount)}: a share must be above 0 and at most 100 %")
-    return int(whole_bytes * share)
+    return int((whole_bytes if isinstance(whole_bytes, int) else whole_bytes()) * share)
 
 
 def _whole_number(amount: object, number: int | float, name: str) -> int:

@@ -12,6 +12,7 @@ from swapkit._runtime.allocators.installation import choose_device, ensure_insta
 from swapkit._runtime.control.rank_alarm import ALL, ONE
 from swapkit._runtime.control.session_config import RESCUE, SessionConfig
 from swapkit._runtime.model.model_parts import gather_parts
+from swapkit._runtime.model.node_ranks import share_of_node
 from swapkit._runtime.optimizer.wrapped import list_optimizers
 from swapkit._runtime.saved.limits import Limits
 from swapkit._runtime.session.session import Session
@@ -86,11 +87,12 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
 
     Args:
         limit: bytes, `"10GiB"`, `"80%"` or a fraction of the device's memory (on the CPU: of the
-            control group's limit or of the physical memory). `"auto"`: what is free on the device
-            when `budget` is called, with what swapkit's pool has reserved already, less a reserve
-            for memory outside of the pool: 4 % of a GPU's or NPU's memory, at least 512 MiB; on the
-            CPU, where host copies take the same memory, 10 %, at least 256 MiB. Processes that
-            torchrun started on one device get equal shares. `session.limit_bytes` is the result.
+            control group's limit or of the physical memory; the ranks of the machine have equal
+            parts of it). `"auto"`: what is free on the device when `budget` is called, with what
+            swapkit's pool has reserved already, less a reserve for memory outside of the pool: 4 %
+            of a GPU's or NPU's memory, at least 512 MiB; on the CPU, where host copies take the
+            same memory, 10 %, at least 256 MiB. Processes that torchrun started on one device get
+            equal shares. `session.limit_bytes` is the result.
         model: provides module names for reports and errors; a step begins with its first forward.
             Or a list of parts that are called one by one, such as torchtitan's, or a rank's chunks
             of a pipeline: their modules are named by the part's number, as `0.layers.1`.
@@ -102,14 +104,16 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
         policy: `"auto"`: the fastest mix of keep, swap and recompute; `"swap"`, `"recompute"`:
             only that one, besides keep; `"rescue"`: no plan, act when memory fills up; or an object
             with a method `plan(trace, machine)` that returns a `swapkit.ir.plans.Plan`.
-        host_limit: most host memory for copies: bytes, or a share of the machine's memory. None:
-            all available memory; on a GPU, whose copies are page-locked, three quarters of it; on
-            the CPU with `disk`, an eighth of `limit`. 0: no swapping. Tensors that do not fit a
-            small `host_limit` are recomputed, also before there is a plan; for this, operators are
-            captured until the plan settles if `host_limit` is below four times `limit`.
+        host_limit: most host memory for copies: bytes, or a share of the machine's memory, of which
+            its ranks have equal parts. None: all available memory; on a GPU, whose copies are
+            page-locked, three quarters of such a part; on the CPU with `disk`, an eighth of
+            `limit`. 0: no swapping. Tensors that do not fit a small `host_limit` are recomputed,
+            also before there is a plan; for this, operators are captured until the plan settles if
+            `host_limit` is below four times `limit`.
         disk: a folder. Tensors that do not fit on the host go to an unnamed file in it, those
             needed last first. The file vanishes with the process.
-        disk_limit: most bytes of that file; None: the free space of the file system.
+        disk_limit: most bytes of that file, or a share of the file system, of which the ranks of
+            the machine have equal parts; None: its free space.
         device: `"cpu"`, `"cuda"` or `"npu"` (the current one), or `"cuda:1"`. None: the model's
             device; without a model, the one that `install()` without a device would take.
         min_swap_bytes: smaller saved storages are never moved. At least 1024; 0 means 1024. None:
@@ -117,8 +121,9 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
         profile_steps: steps before there is a plan; the last of them is recorded.
         search_steps: plans to try, for one or two steps each, before the session settles on one.
         plan: the result of `swapkit.plan`, or the path of a file that `session.save_plan` wrote.
-            The session follows it from the first step. When later steps differ, `policy`, which
-            must not be `"rescue"`, plans again.
+            The session follows it from the first step, unless another number of ranks trains than
+            when it was made. Then, and when later steps differ, `policy`, which must not be
+            `"rescue"`, plans again.
         bind_cpus: run this thread, and those that compute gradients and copy for it, on the CPUs
             near the device until the session ends; threads and processes started meanwhile, such as
             `DataLoader` workers, inherit them. None: if CPU_BINDING_NUM or CPU_AFFINITY_CONF asks
@@ -173,7 +178,7 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
     if limit == AUTO:
         limit_bytes = find_free_limit(installation)
     else:
-        limit_bytes = parse_bytes(limit, whole_bytes=installation.total_bytes, name="limit")
+        limit_bytes = parse_bytes(limit, whole_bytes=installation.shared_bytes, name="limit")
     config = SessionConfig(
         device=where,
         limits=Limits(
@@ -237,8 +242,12 @@ def _host_limit(
 ) -> int | None:
     """Return the limit for host copies in bytes; None: all that the machine has."""
     if asked is not None:
-        host_bytes = installation.runtime.host_bytes()
-        return parse_bytes(asked, whole_bytes=host_bytes, name="host_limit", least=0)
+        return parse_bytes(
+            asked,
+            whole_bytes=lambda: share_of_node(installation.runtime.host_bytes()),
+            name="host_limit",
+            least=0,
+        )
     if disk is not None and installation.device.name.type == "cpu":
         return max(STAGING_BYTES, int(limit_bytes * STAGING_SHARE))
     return None
@@ -282,5 +291,8 @@ def _parse_disk_limit(
         raise InvalidArgument(f"disk={os.fspath(disk)!r}: expected an existing folder")
     if disk_limit is None:
         return 0
-    whole_bytes = shutil.disk_usage(disk).total
-    return parse_bytes(disk_limit, whole_bytes=whole_bytes, name="disk_limit")
+    return parse_bytes(
+        disk_limit,
+        whole_bytes=lambda: share_of_node(shutil.disk_usage(disk).total),
+        name="disk_limit",
+    )

@@ -110,11 +110,12 @@ class Arguments(Settings):
         Raises:
             SwapkitError: see `swapkit.budget`.
         """
-        total_bytes = ensure_installation(choose_device(options.get("device"), model)).total_bytes
+        installation = ensure_installation(choose_device(options.get("device"), model))
+        total_bytes = installation.total_bytes
         planned_bytes = self.resolve_limit(total_bytes)
         usual = total_bytes if self.searches_threshold else planned_bytes
         limit_bytes = parse_bytes(
-            options.pop("limit", usual), whole_bytes=total_bytes, name="limit"
+            options.pop("limit", usual), whole_bytes=installation.shared_bytes, name="limit"
         )
         steps = {"profile_steps": self.profile_steps, "search_steps": self.search_steps}
         asked = {

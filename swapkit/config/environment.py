@@ -7,6 +7,9 @@
 process; to standard error unless the program has set up `logging` itself. An invalid value is
 replaced by the default, or by the minimum, with a warning.
 
+From launchers: `RANK` and `LOCAL_WORLD_SIZE` (torchrun), and where SLURM's `srun` started the ranks
+itself, its numbers of tasks.
+
 `allocator_settings.py` reads torch's variables for the allocator, `cpu_affinity.py` those that bind
 threads to CPUs.
 
@@ -19,6 +22,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import warnings
 from dataclasses import dataclass
@@ -35,6 +39,7 @@ _log = logging.getLogger(__name__)
 MIN_SWAP_BYTES = 1024
 # Indexed by SWAP_LOG_LEVEL.
 LOG_LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
+_TASKS = re.compile(r"(\d{1,9})(?:\(x(\d{1,9})\))?")
 ALL_RANKS = -1
 MOST_RANKS = 1 << 20
 # Variables of MindSpeed and MindSpore that are accepted but have no effect, and the reason.
@@ -74,6 +79,7 @@ class Environment:
     log_rank: int = ALL_RANKS
     rank: int = 0  # of this process, from torchrun's RANK
     local_processes: int = 1  # that train on this machine, from torchrun's LOCAL_WORLD_SIZE
+    node_processes: int = 0  # likewise, also from SLURM; 0: no launcher says so
     cpu_affinity: CpuAffinity = NO_AFFINITY
 
 
@@ -89,6 +95,7 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
         log_rank=ALL_RANKS if rank is None else rank,
         rank=_number(variables, "RANK"),
         local_processes=max(1, _number(variables, "LOCAL_WORLD_SIZE")),
+        node_processes=_number(variables, "LOCAL_WORLD_SIZE") or _read_slurm(variables),
         cpu_affinity=read_cpu_affinity(variables),
     )
 
@@ -97,6 +104,27 @@ def _number(variables: Mapping[str, str], name: str) -> int:
     """Return a number that a launcher set; 0: it did not."""
     text = variables.get(name, "")
     return int(text) if text.isdecimal() else 0
+
+
+def _read_slurm(variables: Mapping[str, str]) -> int:
+    """Return how many tasks of this job step `srun` started on this machine; 0: it did not say.
+
+    `"4(x2),3"`: 4 tasks on each of two machines, 3 on the last one. A batch script has the job's
+    numbers as well, but is one process: only tasks of a step have a step's identifier.
+    """
+    if not any(name in variables for name in ("SLURM_STEP_ID", "SLURM_STEPID")):
+        return 0
+    node = _number(variables, "SLURM_NODEID")
+    for name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
+        parts = [_TASKS.fullmatch(part) for part in variables.get(name, "").split(",")]
+        nodes = 0
+        for part in parts:
+            if part is None:  # of another form: do not guess
+                break
+            nodes += int(part[2] or 1)
+            if node < nodes or len(parts) == 1:
+                return int(part[1])
+    return 0
 
 
 class _OwnHandler(logging.StreamHandler[TextIO]):

@@ -248,8 +248,12 @@ def _encode_head(shape: Shape) -> dict[str, object]:
 
 
 def _encode_fields(value: object) -> dict[str, object]:
-    rules = SHAPES[type(value)].rules
-    return {name: rule.encode(getattr(value, name)) for name, rule in rules.items()}
+    shape = SHAPES[type(value)]
+    return {
+        name: rule.encode(getattr(value, name))
+        for name, rule in shape.rules.items()
+        if name not in shape.optional or getattr(value, name) is not None
+    }
 
 
 def _encode_table(rows: Sequence[object], kind: type) -> dict[str, object]:
@@ -278,7 +282,9 @@ def _decode_head(document: object, shape: Shape, parts: tuple[str, ...]) -> dict
             "swapkit reads. Read the document with the swapkit that wrote it, or write it again "
             "with this one."
         )
-    return _check_keys("document", document, (*_HEADER, *shape.rules, *parts))
+    missing = [name for name in shape.optional if name not in document]
+    rules = [name for name in shape.rules if name not in missing]
+    return _check_keys("document", document, (*_HEADER, *rules, *parts))
 
 
 def _check_keys(where: str, document: object, keys: tuple[str, ...]) -> dict[str, object]:
@@ -296,7 +302,8 @@ def _check_keys(where: str, document: object, keys: tuple[str, ...]) -> dict[str
 
 
 def _decode_fields(content: dict[str, object], shape: Shape) -> dict[str, Any]:
-    return {name: rule.decode(content[name]) for name, rule in shape.rules.items()}
+    rules = shape.rules.items()
+    return {name: rule.decode(content[name]) for name, rule in rules if name in content}
 
 
 def _decode_table(name: str, table: object, kind: type[Value]) -> tuple[Value, ...]:

@@ -179,8 +179,8 @@ class Shape:
     title: str  # the document's `format`; empty: the value is part of other documents
     version: int
     rules: dict[str, Rule]
-    # Columns that a table omits if every row has None. Documents of this version that were written
-    # before the field existed stay readable.
+    # Fields that a document omits if they are None, columns that a table omits if every row has
+    # None. Documents of this version that were written before the field existed stay readable.
     optional: frozenset[str] = frozenset()
 
 
@@ -238,7 +238,9 @@ TRACE = Shape(
         "base_bytes": _BYTES,
         "step_seconds": _SECONDS,
         "reserved_ratio": Number(1e-6, 1e6),
+        "ranks": Optional(Whole(1)),
     },
+    optional=frozenset({"ranks"}),
 )
 MACHINE = Shape(
     title="swapkit machine",

@@ -135,6 +135,7 @@ class Trace:
     signature: str = ""  # of the step's inputs: steps with equal signatures do the same
     step_seconds: float = 0.0  # of such a step, unrecorded and without a limit; 0: not known
     reserved_ratio: float = 1.0  # most bytes reserved / bytes in use then
+    ranks: int | None = None  # that trained together when it was recorded; None: not known
     version: int = VERSION
     # Set where the host may take longer than the device. Not in the trace's document.
     host: HostTime | None = field(default=None, compare=False)

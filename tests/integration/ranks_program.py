@@ -11,7 +11,7 @@ import contextlib
 import functools
 import logging
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,10 @@ import torch.distributed as dist
 import swapkit
 from swapkit.testing import planning_at_once
 from tests.support.ranks import tell_and_exit
-from tests.support.sessions import TOKENS, Training, make_training, train_plainly
+from tests.support.sessions import TOKENS, WIDTH, Training, make_training, train_plainly
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 STEPS = 14
 
@@ -29,11 +32,13 @@ class Scenario:
     """For each rank: the share of its memory that is its budget (0: no session), and its tokens.
 
     `evaluator`: the rank with a session for evaluation around the one that trains; -1: none.
+    `strays`: the rank that runs another code path in every third step; -1: none does.
     """
 
     shares: tuple[float, float]
     tokens: tuple[int, int] = (TOKENS, TOKENS)
     evaluator: int = -1
+    strays: int = -1
 
 
 SCENARIOS = {  # in this order: the sessions of one rank alone come before those of both
@@ -41,7 +46,20 @@ SCENARIOS = {  # in this order: the sessions of one rank alone come before those
     "agreed": Scenario((0.9, 0.6)),
     "evaluated": Scenario((0.7, 0.9), evaluator=0),
     "unlike": Scenario((0.5, 0.9), tokens=(TOKENS // 2, 2 * TOKENS)),
+    "another path": Scenario((0.7, 0.7), strays=1),
 }
+
+
+@dataclass
+class Straying(Training):
+    """A program that skips the model's middle in every third step."""
+
+    def forward(self) -> torch.Tensor:
+        if self.steps_done % 3 != 2:
+            return super().forward()
+        assert isinstance(self.model, torch.nn.Sequential)
+        loss: torch.Tensor = self.model[0](torch.randn(self.tokens, WIDTH)).square().mean()
+        return loss
 
 
 class Messages(logging.Handler):
@@ -55,8 +73,20 @@ class Messages(logging.Handler):
         self.texts.append(record.getMessage())
 
 
-def make(tokens: int) -> Training:
+@contextlib.contextmanager
+def watch(messages: Messages) -> Iterator[None]:
+    """Keep what swapkit logs in the block."""
+    logger = logging.getLogger("swapkit")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(messages)
+    yield
+    logger.removeHandler(messages)
+
+
+def make(tokens: int, *, strays: bool = False) -> Training:
     training = make_training()
+    if strays:
+        training = Straying(training.model, training.optimizer)
     training.tokens = tokens
     return training
 
@@ -75,18 +105,17 @@ def run(scenario: Scenario) -> dict[str, Any]:
     """Train without a session, and with one; return what became of that."""
     rank = dist.get_rank()
     share, tokens = scenario.shares[rank], scenario.tokens[rank]
-    plain = train_plainly(functools.partial(make, tokens), STEPS)
-    training = make(tokens)
+    make_one = functools.partial(make, tokens, strays=scenario.strays == rank)
+    plain = train_plainly(make_one, STEPS)
+    training = make_one()
     if not share:
         train(training)
         return {"same": training.outcome() == plain.outcome}
     messages = Messages()
-    logger = logging.getLogger("swapkit")
-    logger.setLevel(logging.INFO)
-    logger.addHandler(messages)
     limit = plain.budget(share)
     swapkit.reset_peak_memory_stats()
     with contextlib.ExitStack() as stack:
+        stack.enter_context(watch(messages))
         if rank == scenario.evaluator:
             stack.enter_context(swapkit.budget(limit, training.model))
         session = stack.enter_context(
@@ -102,7 +131,6 @@ def run(scenario: Scenario) -> dict[str, Any]:
             "peak": session.stats.peak_bytes,
             "explained": " ".join(session.explain().split()),
         }
-    logger.removeHandler(messages)
     return {**found, "same": training.outcome() == plain.outcome, "messages": messages.texts}
 
 

@@ -11,7 +11,7 @@ from tests.support import ROOT
 from tests.support.ranks import run_on_ranks
 
 PROGRAM = ROOT / "tests" / "integration" / "ranks_program.py"
-SCENARIOS = ("alone", "agreed", "evaluated", "unlike")
+SCENARIOS = ("alone", "agreed", "evaluated", "unlike", "another path")
 
 
 def found() -> dict[str, list[dict[str, Any]]]:
@@ -75,3 +75,11 @@ def test_session_when_only_one_rank_had_one_before_then_all_ranks_agree_again() 
     for rank in found()["agreed"]:
         assert any(text.startswith("all 2 ranks agree: ") for text in rank["messages"])
         assert not any("no budget has arrived from" in text for text in rank["messages"])
+
+
+def test_ranks_when_one_of_them_takes_another_path_then_both_plan_and_only_its_steps_deviate() -> (
+    None
+):
+    for rank in found()["another path"]:
+        assert rank["planned"]
+        assert rank["stages"][-1] == "stable"

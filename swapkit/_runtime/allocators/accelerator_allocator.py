@@ -115,7 +115,7 @@ class AcceleratorAllocator:
     @staticmethod
     def _apply(installation: Installation[Any], limit: ProcessLimit) -> None:
         usual_bytes = installation.usual_limit_bytes
-        installation.set_limit(limit.resolve(installation.total_bytes, usual_bytes))
+        installation.set_limit(limit.resolve(installation.shared_bytes, usual_bytes))
 
     # ---- called by cpp/memory/device_allocator.cpp -----------------------------------------------
 

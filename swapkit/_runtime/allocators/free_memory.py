@@ -11,6 +11,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from swapkit._runtime.allocators.host_memory import host_available_bytes
+from swapkit._runtime.model.node_ranks import count_node_ranks
 from swapkit._runtime.saved.device import CPU
 from swapkit._runtime.torch_compat.accelerators import ACCELERATORS
 from swapkit.config.environment import read_environment
@@ -45,7 +46,10 @@ def find_free_limit(installation: Installation[Any]) -> int:
         free_bytes = memory.free_bytes
         reserve_bytes = max(DEVICE_RESERVE_BYTES, int(DEVICE_RESERVE_SHARE * memory.total_bytes))
     pool_bytes: int = installation.pool.stats()["reserved_bytes.all.current"]
-    processes = _count_processes(1 if name == CPU else ACCELERATORS[name.type].count())
+    if name == CPU:
+        processes = count_node_ranks()
+    else:
+        processes = _count_processes(ACCELERATORS[name.type].count())
     limit_bytes = pool_bytes + (free_bytes - reserve_bytes) // processes
     made = (
         f"{format_bytes(free_bytes)} free on {name}, less a reserve of "

@@ -57,7 +57,8 @@ def install(
 
     Args:
         limit: maximum bytes the pool may reserve in this process, regardless of sessions: bytes,
-            `"10GiB"`, `"80%"` or a fraction of the device's memory. None: the share that
+            `"10GiB"`, `"80%"` or a fraction of the device's memory (on the CPU: of this rank's
+            equal part of the machine's memory, as in `swapkit.budget`). None: the share that
             `per_process_memory_fraction` in PYTORCH_ALLOC_CONF gives, or no limit. An allocation
             that would exceed it raises `torch.OutOfMemoryError`.
         device: `"cpu"`, `"cuda"` or `"npu"` for all devices (with `allocator="torch"` the current
@@ -129,7 +130,7 @@ def _install_cpu(limit: ProcessLimit) -> None:
     global _cpu  # noqa: PLW0603 - torch has one allocator per device and process
     # Kept even if the limit is refused below: its hooks stay until the process ends.
     _cpu = _cpu or PoolInstallation(get_runtime().cpu)
-    _cpu.set_limit(limit.resolve(_cpu.total_bytes, _cpu.usual_limit_bytes))
+    _cpu.set_limit(limit.resolve(_cpu.shared_bytes, _cpu.usual_limit_bytes))
     _cpu.runtime.shim.install(_cpu.entry.address)
     _cpu.active = True
     process_lifetimes.cover(_cpu)

@@ -22,8 +22,10 @@ from swapkit._runtime.allocators.advice import advise_here
 from swapkit._runtime.allocators.memory_holders import find_holders
 from swapkit._runtime.allocators.pool_layout import PoolLayout
 from swapkit._runtime.model.device_mesh import describe_rank
+from swapkit._runtime.model.node_ranks import share_of_node
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.process.undo import raise_first
+from swapkit._runtime.saved.device import CPU
 from swapkit._runtime.thread_state import thread_state
 from swapkit._runtime.torch_compat.accelerators import NPU
 from swapkit._runtime.torch_compat.internals import current_node
@@ -100,6 +102,14 @@ class Installation(Generic[_Pool]):
     def total_bytes(self) -> int:
         """Total memory of the device in bytes."""
         return self.device.backend.memory_info().total_bytes
+
+    def shared_bytes(self) -> int:
+        """Return what shares refer to: the device's memory, or this rank's part of the machine's.
+
+        A rank has an accelerator for itself. The first call may wait: see `count_node_ranks`.
+        """
+        total_bytes = self.total_bytes
+        return share_of_node(total_bytes) if self.device.name == CPU else total_bytes
 
     @property
     def separates_lives(self) -> bool:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from swapkit.errors import InvalidArgument
 from swapkit.units import parse_bytes, show
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Amount = int | float | str
 ANY_BYTES = 1 << 40  # assumed device memory while a limit is only validated
@@ -34,11 +38,12 @@ class ProcessLimit:
         if self.reserve is not None:
             parse_bytes(self.reserve, whole_bytes=ANY_BYTES, name="reserve", least=0)
 
-    def resolve(self, total_bytes: int, usual_bytes: int) -> int:
+    def resolve(self, find_total: Callable[[], int], usual_bytes: int) -> int:
         """Return the limit in bytes; 0: none.
 
         Args:
-            total_bytes: the device's memory.
+            find_total: returns the device's memory in bytes, or this process's part of it; called
+                only if it matters.
             usual_bytes: the limit if none is stated; 0: none.
 
         Raises:
@@ -46,9 +51,10 @@ class ProcessLimit:
         """
         limit_bytes = usual_bytes
         if self.limit is not None:
-            limit_bytes = parse_bytes(self.limit, whole_bytes=total_bytes, name="limit")
+            limit_bytes = parse_bytes(self.limit, whole_bytes=find_total, name="limit")
         if not self.reserve:
             return limit_bytes
+        total_bytes = find_total()
         left = total_bytes - parse_bytes(
             self.reserve, whole_bytes=total_bytes, name="reserve", least=0
         )

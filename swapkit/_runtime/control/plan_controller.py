@@ -116,6 +116,7 @@ class PlanController:
             machine=self._plans.machine,
             why_none="" if case is None else case.why_none,
             replans=self._learner.replans,
+            refused=self._plans.refused,
             reason=self._learner.reason,
             step_seconds=self._times.median(self._learner.kind),
             other_step_seconds=self._times.others(self._learner.kind),
@@ -140,8 +141,9 @@ class PlanController:
         Raises:
             PlanMismatch: the saved plan does not fit this model or budget.
         """
-        if self._config.saved_plan is not None:
-            self._adopt(*self._config.saved_plan)
+        given = self._plans.find_given()
+        if given is not None:
+            self._adopt(*given)
         self._plans.join_ranks(self._find_model(), self._find_optimizers())
         undo = self._undo  # added before each part starts: an interruption may come between
         model = self._find_model()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from swapkit._runtime.control.rank_agreement import join_ranks
 from swapkit._runtime.control.rank_likeness import describe_parts, describe_step
 from swapkit._runtime.machine.measured_machine import measure_machine
+from swapkit._runtime.model.node_ranks import count_ranks, name_ranks
 from swapkit.errors import InfeasibleBudget
 from swapkit.planning.beside import ThreadJob, is_at_once
 from swapkit.planning.placed import make_placed_plans
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from swapkit.ir.traces import Trace
     from swapkit.planning.selection.asking import MakePlans
 
+_log = logging.getLogger(__name__)
 # Plans leave this many pieces free, if possible. A plan's layout and the memory beside it are known
 # to the byte, but each of their ends may lie inside a granule.
 SPARE_PIECES = 2
@@ -55,6 +58,7 @@ class PlanMaker:
         self._ranks: Ranks | None = None  # None: there are no other ranks
         self._floor: ThreadJob[int] | None = None  # computes the smallest budget that has a plan
         self._is_over = False
+        self.refused = ""  # why the given plan is not followed
 
     def make_learner(self) -> Learner:
         """Return the learner that decides for each step; a policy may bring its own."""
@@ -75,6 +79,25 @@ class PlanMaker:
 
     def _spare_bytes(self) -> int:
         return SPARE_PIECES * max(LEAST_PIECE_BYTES, self._device.backend.granule_bytes)
+
+    def find_given(self) -> tuple[Trace, Plan] | None:
+        """Return the plan that the user gave; None: there is none, or it is for other ranks.
+
+        With another number of ranks, each has other shards, and other memory is in use: the plan
+        may free too little, or move more than necessary.
+        """
+        given = self._config.saved_plan
+        if given is None:
+            return None
+        made_for, here = given[0].ranks, count_ranks()
+        if made_for is None or made_for == here:
+            return given
+        self.refused = (
+            f"the given plan is not followed: it was made for {name_ranks(made_for)}, and "
+            f"{name_ranks(here)} {'trains' if here == 1 else 'train'} here. The session plans anew"
+        )
+        _log.warning("%s", self.refused)
+        return None
 
     def join_ranks(
         self, model: torch.nn.Module | None, optimizers: Iterable[torch.optim.Optimizer]

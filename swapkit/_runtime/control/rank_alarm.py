@@ -24,6 +24,7 @@ import torch
 import torch.distributed
 
 from swapkit._native.lib import defer_interruption, forget_interruption
+from swapkit._runtime.model.node_ranks import count_ranks
 from swapkit._runtime.torch_compat.internals import connect_again, default_store
 from swapkit._runtime.torch_compat.process_groups import end_collectives
 from swapkit.errors import InvalidDocument, RankOutOfMemory, SwapkitError
@@ -236,17 +237,9 @@ _known: set[str] = set()
 _found: weakref.WeakKeyDictionary[object, RankAlarm] = weakref.WeakKeyDictionary()
 
 
-def has_other_ranks() -> bool:
-    """Return whether the default process group has more than one rank."""
-    distributed = torch.distributed
-    if not distributed.is_available() or not distributed.is_initialized():
-        return False
-    return distributed.get_world_size() > 1
-
-
 def find_alarm() -> RankAlarm | None:
     """Return the alarm of the default process group; None: there are no other ranks."""
-    if not has_other_ranks():
+    if count_ranks() < 2:
         return None
     distributed = torch.distributed
     group = distributed.group.WORLD

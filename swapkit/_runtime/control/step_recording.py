@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from swapkit._runtime.model.node_ranks import count_ranks
 from swapkit._runtime.recording.recorder import Recorder
 from swapkit._runtime.recording.tables.clocks import StreamTimer
 from swapkit._runtime.torch_compat.stream_delays import LongCalls
@@ -125,4 +127,6 @@ def finish_trace(
     """
     is_unlike_others = is_unusual or find_doubt(trace, doubtful) > MOST_DOUBT
     case.is_again = not case.is_again and is_unlike_others
-    return None if case.is_again else smooth_times(trace, doubtful)
+    if case.is_again:
+        return None
+    return replace(smooth_times(trace, doubtful), ranks=count_ranks())

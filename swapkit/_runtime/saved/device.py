@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from swapkit._native.sched import Scheduler
+from swapkit._runtime.model.node_ranks import share_of_node
 from swapkit._runtime.saved.limits import Limits
 from swapkit._runtime.torch_compat.accelerators import ACCELERATORS
 
@@ -93,13 +94,14 @@ class Device:
     def new_scheduler(self, limits: Limits = NO_LIMITS, *, copies_in_flight: int = 0) -> Scheduler:
         """Return a new scheduler with these limits.
 
-        A GPU's host copies are page-locked: without a limit they get a share of the host's memory.
+        A GPU's host copies are page-locked: without a limit they get a share of the host's memory,
+        of which each rank of the machine has an equal part.
         They lie on the device's NUMA node, where it is known. Any thread; the first call for a
         device may run commands: hold no lock then.
         """
         host_bytes = limits.host_bytes
         if host_bytes is None and self.name != CPU:
-            host_bytes = int(self.shared.host_bytes() * LOCKED_SHARE)
+            host_bytes = share_of_node(int(self.shared.host_bytes() * LOCKED_SHARE))
         self.link.host_node = self.shared.host_node(self.name)
         return Scheduler(
             self.link,

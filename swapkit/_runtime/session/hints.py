@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from swapkit._runtime.control.rank_alarm import ALL, has_other_ranks
+from swapkit._runtime.control.rank_alarm import ALL
+from swapkit._runtime.model.node_ranks import count_ranks
 from swapkit.units import format_bytes, format_limit
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def list_hints(
         "parameters, gradients, optimizer states and the running operator must fit the budget: "
         f"try {larger}, or a smaller batch or sequence"
     )
-    if config.on_oom != ALL and has_other_ranks():
+    if config.on_oom != ALL and count_ranks() > 1:
         hints.append(
             "the other ranks wait for this one in their next collective until the process group's "
             f"timeout, unless this process ends: on_oom={ALL!r} makes them fail at once, with this "

@@ -161,3 +161,33 @@ def test_budget_when_the_environment_is_bad_then_the_warning_and_the_default(
     with pytest.warns(UserWarning, match="MIN_SWAP_TENSOR_SIZE='abc'"):
         config = swapkit.budget("1GiB")._config
     assert config.min_swap_bytes == 1024
+
+
+@pytest.mark.parametrize(
+    ("variables", "count"),
+    [
+        ({}, 0),
+        ({"LOCAL_WORLD_SIZE": "4"}, 4),
+        ({"SLURM_STEP_ID": "0", "SLURM_NTASKS_PER_NODE": "8"}, 8),
+        ({"SLURM_STEPID": "0", "SLURM_TASKS_PER_NODE": "4(x2),3", "SLURM_NODEID": "0"}, 4),
+        ({"SLURM_STEPID": "0", "SLURM_TASKS_PER_NODE": "4(x2),3", "SLURM_NODEID": "1"}, 4),
+        ({"SLURM_STEPID": "0", "SLURM_TASKS_PER_NODE": "4(x2),3", "SLURM_NODEID": "2"}, 3),
+        ({"SLURM_STEPID": "0", "SLURM_TASKS_PER_NODE": "4(x2),3", "SLURM_NODEID": "3"}, 0),
+        # Of the step, not of the job; and torchrun's own number comes first.
+        (
+            {
+                "SLURM_STEP_ID": "1",
+                "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+                "SLURM_NTASKS_PER_NODE": "8",
+            },
+            1,
+        ),
+        ({"LOCAL_WORLD_SIZE": "2", "SLURM_STEP_ID": "0", "SLURM_NTASKS_PER_NODE": "1"}, 2),
+        ({"SLURM_NTASKS_PER_NODE": "8"}, 0),  # in a batch script, which is one process
+        ({"SLURM_STEP_ID": "0", "SLURM_TASKS_PER_NODE": "many"}, 0),
+    ],
+)
+def test_processes_of_the_machine_when_a_launcher_says_how_many_then_taken(
+    variables: dict[str, str], count: int
+) -> None:
+    assert read_environment(variables).node_processes == count

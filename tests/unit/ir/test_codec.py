@@ -279,3 +279,15 @@ def test_unsound_value_when_written_then_refused_and_nothing_is_there(tmp_path: 
     with pytest.raises(InvalidDocument, match="signature"):
         codec.write_planned(tmp_path / "x.json", TRACE, dataclasses.replace(PLAN, signature="no"))
     assert not list(tmp_path.iterdir())
+
+
+def test_trace_when_written_before_it_knew_its_ranks_then_read_and_they_are_unknown() -> None:
+    known = dataclasses.replace(TRACE, ranks=4)
+    document: dict[str, Any] = codec.encode_trace(known)
+    assert document["ranks"] == 4
+    assert codec.decode_trace(document) == known
+    del document["ranks"]
+    assert codec.decode_trace(document).ranks is None
+    assert "ranks" not in codec.encode_trace(TRACE)
+    with pytest.raises(InvalidDocument, match="ranks"):
+        codec.decode_trace({**document, "ranks": 0})

@@ -39,13 +39,13 @@ def test_limit_when_resolved_then_it_leaves_the_reserve(
 ) -> None:
     asked = ProcessLimit(limit=limit, reserve=reserve)
     asked.check()
-    assert asked.resolve(TOTAL, usual) == expected
+    assert asked.resolve(lambda: TOTAL, usual) == expected
 
 
 @pytest.mark.parametrize("reserve", [TOTAL, "100%", "2GiB"])
 def test_limit_when_the_reserve_leaves_nothing_then_it_is_refused(reserve: int | str) -> None:
     with pytest.raises(InvalidArgument, match=r"reserve=.*: expected less than"):
-        ProcessLimit(reserve=reserve).resolve(TOTAL, 0)
+        ProcessLimit(reserve=reserve).resolve(lambda: TOTAL, 0)
 
 
 @pytest.mark.parametrize(

@@ -194,6 +194,37 @@ def test_build_when_another_process_compiles_then_its_library_is_awaited(
     assert caplog.messages == ["swapkit: waiting for another process that compiles its allocator"]
 
 
+def test_build_when_all_ranks_of_a_machine_need_it_at_once_then_one_of_them_compiles(
+    cache: Path,
+    tmp_path: Path,
+    sources: Callable[..., list[Path]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sources(EMPTY)
+    compiler, calls = tmp_path / "compiler", tmp_path / "calls"
+    compiler.write_text(f'#!/bin/sh\necho "$$" >> {calls}\nexec c++ "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setattr(shim_build, "LIBRARIES", ())
+    held, start = os.pipe()
+    ranks = []
+    for _ in range(4):
+        rank = os.fork()
+        if rank == 0:
+            os.close(start)
+            os.read(held, 1)  # until the parent closes its end
+            try:
+                os._exit(0 if shim_build.build_shim().library.exists() else 1)
+            finally:
+                os._exit(2)
+        ranks.append(rank)
+    os.close(start)
+    os.close(held)
+    assert [os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]) for rank in ranks] == [0] * 4
+    assert len(calls.read_text().splitlines()) == 2  # to compile the only source, and to link
+    assert (cache / shim_build.shim_name()).exists()
+
+
 def test_build_when_nothing_can_be_kept_then_refused_and_loading_compiles_without_a_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: list[str]
 ) -> None:

@@ -1,0 +1,96 @@
+"""How many processes of this machine train together, so that each takes its part of the memory.
+
+The launcher knows (`config/environment.py`). Otherwise the ranks of the default process group write
+their machines' names to its store, once for each process group.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import weakref
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed
+
+from swapkit._runtime.torch_compat.internals import connect_again, default_store
+from swapkit.config.environment import read_environment
+
+_log = logging.getLogger(__name__)
+PATIENCE_SECONDS = 5.0  # for ranks that have not written yet
+_BOOT = Path("/proc/sys/kernel/random/boot_id")  # containers of one machine have the same
+_lock = threading.Lock()
+# By process group.
+_known: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
+
+
+def count_ranks() -> int:
+    """Return how many processes train together, on all machines."""
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        return 1
+    return distributed.get_world_size()
+
+
+def name_ranks(count: int) -> str:
+    """Return a number of ranks in words."""
+    return "one rank" if count == 1 else f"{count} ranks"
+
+
+def count_node_ranks() -> int:
+    """Return how many of them run on this machine, this process included.
+
+    Where no launcher says so, the first call waits for the other ranks for at most
+    `PATIENCE_SECONDS`. Ranks that have written nothing by then count as ranks of this machine: too
+    small a part of its memory fails no other rank.
+    """
+    launched = read_environment().node_processes
+    if launched or count_ranks() == 1:
+        return launched or 1
+    with _lock:
+        group = torch.distributed.group.WORLD
+        found = _known.get(group)
+        if found is None:
+            found = _known[group] = _ask()
+        return found
+
+
+def share_of_node(whole_bytes: int) -> int:
+    """Return the part of the machine's memory, or of its disk, that this process may share out."""
+    count = count_node_ranks()
+    if count > 1:
+        _log.info("shares are of 1/%d of the machine: %d ranks train on it", count, count)
+    return whole_bytes // count
+
+
+def _ask() -> int:
+    rank, count = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    keys = [f"swapkit/machines/{each}" for each in range(count)]
+    here = _name_of_machine()
+    try:
+        store = connect_again(default_store())
+        store.set(keys[rank], here)
+        try:
+            store.wait(keys, timedelta(seconds=PATIENCE_SECONDS))
+        except torch.distributed.DistStoreError:  # some rank has not written
+            _log.warning(
+                "rank %d does not know on which machines the others run: %d have not said so",
+                rank,
+                sum(not store.check([key]) for key in keys),
+            )
+        names = [store.get(key).decode() if store.check([key]) else here for key in keys]
+    except (RuntimeError, ValueError) as error:
+        _log.warning("rank %d counts all ranks as those of its machine: %s", rank, error)
+        return count
+    return names.count(here)
+
+
+def _name_of_machine() -> str:
+    try:
+        boot = _BOOT.read_text(encoding="ascii").strip()
+    except OSError:
+        boot = ""
+    return boot or socket.gethostname()
