@@ -15,17 +15,20 @@ bubbles in between (`timetables.py`), and runs the optimizer once, when all stag
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from swapkit.errors import InvalidArgument
 from swapkit.ir.microbatches import read_chunks
-from swapkit.ir.timetables import Job, Pipeline, order_jobs, time_jobs
+from swapkit.ir.orders import BackwardPart, Job, JobTiming
+from swapkit.ir.timetables import Pipeline, order_jobs, order_pipeline
 from swapkit.ir.traces import BEFORE, Event, Kind, Operator, Phase, Storage, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from swapkit.ir.microbatches import Chunk, MicrobatchRecording
+    from swapkit.ir.orders import JobOrder
     from swapkit.ir.timetables import ScheduleName
 
 RECEIVE = "receive"  # name of the operator through which a microbatch's inputs arrive
@@ -65,9 +68,8 @@ def compose_pipeline(
         communication_seconds=communication_seconds,
     )
     order_jobs(pipeline, stage)  # reports errors before any job is timed
-    starts = time_jobs(pipeline, lambda _, job: chunks[job.chunk][job.microbatch].seconds_of(job))
-    last_end = _last_end(pipeline, [chunks] * stages, starts)
-    return _Composition(pipeline, stage, chunks, starts[stage], last_end).compose()
+    recordings = PipelineRecordings(order_pipeline(pipeline), [chunks] * stages)
+    return recordings.compose(stage, recordings.find_bubbles()[stage])
 
 
 def compose_stages(
@@ -100,14 +102,83 @@ def compose_stages(
         chunks=len(parts[0]),
         communication_seconds=communication_seconds,
     )
-    starts = time_jobs(
-        pipeline, lambda stage, job: parts[stage][job.chunk][job.microbatch].seconds_of(job)
-    )
-    last_end = _last_end(pipeline, parts, starts)
-    return tuple(
-        _Composition(pipeline, stage, chunks, starts[stage], last_end).compose()
-        for stage, chunks in enumerate(parts)
-    )
+    recordings = PipelineRecordings(order_pipeline(pipeline), parts)
+    bubbles = recordings.find_bubbles()
+    return tuple(recordings.compose(stage, bubbles[stage]) for stage in range(len(parts)))
+
+
+class PipelineRecordings:
+    """The recorded microbatches of all chunks of a pipeline, with the order of its jobs."""
+
+    def __init__(
+        self, order: JobOrder, stages: Sequence[Sequence[Sequence[MicrobatchRecording]]]
+    ) -> None:
+        """`stages`: for each stage, chunk and microbatch the recording: see `read_chunks`.
+
+        Raises:
+            InvalidArgument: a stage has another number of chunks; or the order deadlocks.
+        """
+        for own, places in zip(stages, order.places, strict=True):
+            if len(own) != len(places):
+                raise InvalidArgument(
+                    f"expected a trace for each of {len(places)} chunks of a stage, got {len(own)}"
+                )
+        self.order, self.stages = order, stages
+        self.timing = JobTiming(order)
+
+    def seconds_of(self, stage: int) -> list[float]:
+        """Return the recorded duration of each job of a stage."""
+        own = self.stages[stage]
+        return [own[j.chunk][j.microbatch].seconds_of(j) for j in self.order.jobs[stage]]
+
+    def find_bubbles(
+        self, seconds: Sequence[float] | None = None, early: Sequence[float] | None = None
+    ) -> list[list[float]]:
+        """Return for each stage the idle seconds before each job and before the optimizer.
+
+        Args:
+            seconds: duration of each job of all stages, as for `JobTiming.run`; None: as recorded.
+            early: as for `JobTiming.run`.
+        """
+        if seconds is None:
+            stages = range(len(self.stages))
+            seconds = [each for stage in stages for each in self.seconds_of(stage)]
+        ends = self.timing.run(seconds, early)
+        last_end, found = max(ends), []
+        for first, end in pairwise(self.timing.firsts):
+            bubbles, clock = [], 0.0
+            for job in range(first, end):
+                bubbles.append(ends[job] - seconds[job] - clock)
+                clock = ends[job]
+            bubbles.append(last_end - clock)
+            found.append([each if each >= _LEAST_BUBBLE_SECONDS else 0.0 for each in bubbles])
+        return found
+
+    def find_slack(self, least_share: float) -> list[list[float]]:
+        """Return for each job of each stage how much longer it could take with no loss.
+
+        Args:
+            least_share: of the job's own time; less slack counts as 0.
+        """
+        stages = range(len(self.stages))
+        seconds = [each for stage in stages for each in self.seconds_of(stage)]
+        found = [
+            slack if slack > least_share * each else 0.0
+            for slack, each in zip(self.timing.find_slack(seconds), seconds, strict=True)
+        ]
+        return [found[first:end] for first, end in pairwise(self.timing.firsts)]
+
+    def compose(self, stage: int, bubbles: Sequence[float], *, keeps_empty: bool = False) -> Trace:
+        """Return the whole step of one stage.
+
+        Args:
+            stage: the stage.
+            bubbles: the idle seconds before each of its jobs and before the optimizer.
+            keeps_empty: whether bubbles of no time are operators, too, so that compositions with
+                other bubbles have the same operators and storages.
+        """
+        shown = [each if each > 0 or keeps_empty else None for each in bubbles]
+        return _Composition(self.order, stage, self.stages[stage], shown).compose()
 
 
 class _Composition:
@@ -115,30 +186,34 @@ class _Composition:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        order: JobOrder,
         stage: int,
         chunks: Sequence[Sequence[MicrobatchRecording]],
-        starts: Sequence[float],
-        last_end: float,
+        bubbles: Sequence[float | None],
     ) -> None:
-        """`starts`: start times of the stage's jobs; `last_end`: end of all stages' last job."""
-        self._pipeline, self._stage, self._chunks = pipeline, stage, chunks
-        self._jobs = order_jobs(pipeline, stage)
-        self._bubbles = self._find_bubbles(starts, last_end)
+        """`bubbles`: the seconds of the idle operators before each job; None: there is none."""
+        self._order, self._stage, self._chunks = order, stage, chunks
+        self._jobs = order.jobs[stage]
+        self._bubbles = bubbles
+        self._split = {
+            (j.chunk, j.microbatch) for j in self._jobs if j.part is not BackwardPart.WHOLE
+        }
+        self._leaders = self._find_leaders()
         self._begins, self._optimizer_begins, self._end = self._lay_out()
         self._storages: list[Storage] = []
         self._names: dict[tuple[int, int], list[int]] = {}  # (chunk, microbatch): new numbers
 
     def compose(self) -> Trace:
         for chunk, recordings in enumerate(self._chunks):
-            for microbatch in range(len(recordings)):
+            leader = self._leaders[chunk]
+            for microbatch in sorted(range(len(recordings)), key=lambda each: each != leader):
                 self._names[chunk, microbatch] = list(self._add_storages(chunk, microbatch))
         self._number_by_birth()
         traces = [each.trace for chunk in self._chunks for each in chunk]
-        pipeline = self._pipeline
+        order = self._order
         title = (
-            f"{pipeline.schedule} stage {self._stage} of {pipeline.stages},"
-            f" {pipeline.microbatches} microbatches"
+            f"{order.name} stage {self._stage} of {len(order.jobs)},"
+            f" {order.microbatches} microbatches"
         )
         parts = "+".join(dict.fromkeys(each.signature for each in traces))
         return Trace(
@@ -155,50 +230,47 @@ class _Composition:
     def _recorded(self, job: Job) -> MicrobatchRecording:
         return self._chunks[job.chunk][job.microbatch]
 
-    def _find_bubbles(self, starts: Sequence[float], last_end: float) -> list[float]:
-        """Return the idle seconds before each job, and before the optimizer."""
-        bubbles, clock = [], 0.0
-        for job, start in zip(self._jobs, starts, strict=True):
-            bubbles.append(start - clock)
-            clock = start + self._recorded(job).seconds_of(job)
-        bubbles.append(last_end - clock)
-        return [each if each >= _LEAST_BUBBLE_SECONDS else 0.0 for each in bubbles]
+    def _find_leaders(self) -> list[int]:
+        """Return for each chunk the microbatch whose backward makes the gradients."""
+        leaders: dict[int, int] = {}
+        for job in self._jobs:
+            if job.phase is Phase.BACKWARD and job.part is not BackwardPart.INPUT:
+                leaders.setdefault(job.chunk, job.microbatch)
+        return [leaders[chunk] for chunk in range(len(self._chunks))]
 
     def _lay_out(self) -> tuple[dict[Job, int], list[int], int]:
         """Return the first operator of each job, of each chunk's optimizer, and the end."""
         begins, position = {}, 0
         for job, bubble in zip(self._jobs, self._bubbles, strict=False):
             recorded = self._recorded(job)
-            first, last = recorded.bounds(job.phase)
-            begins[job] = position + (bubble > 0) + bool(recorded.given[job.phase])
-            position = begins[job] + last - first
-        position += self._bubbles[-1] > 0
+            begins[job] = position + (bubble is not None) + bool(_given(recorded, job))
+            position = begins[job] + len(recorded.operators_of(job))
+        position += self._bubbles[-1] is not None
         optimizers = []
         for recordings in self._chunks:
             optimizers.append(position)
-            first, last = recordings[0].bounds(Phase.OPTIMIZER)
+            first, last = recordings[self._leaders[len(optimizers) - 1]].bounds(Phase.OPTIMIZER)
             position += last - first
         return begins, optimizers, position
 
     def _place(self, chunk: int, microbatch: int, operator: int) -> int:
         """Return the position of a recorded operator in the composed step."""
         recorded = self._chunks[chunk][microbatch]
-        if operator < recorded.forward_end:
-            return self._begins[Job(Phase.FORWARD, microbatch, chunk)] + operator
-        if operator < recorded.backward_end:
-            begin = self._begins[Job(Phase.BACKWARD, microbatch, chunk)]
-            return begin + operator - recorded.forward_end
-        return self._optimizer_begins[chunk] + operator - recorded.backward_end
+        is_split = (chunk, microbatch) in self._split
+        phase, part, number = recorded.find(operator, is_split=is_split)
+        if phase is Phase.OPTIMIZER:
+            return self._optimizer_begins[chunk] + number
+        return self._begins[Job(phase, microbatch, chunk, part)] + number
 
     def _add_storages(self, chunk: int, microbatch: int) -> Iterator[int]:
         """Add the storages of one microbatch; yield the new number of each recorded storage."""
         recorded = self._chunks[chunk][microbatch]
-        first = self._chunks[chunk][0]
-        shared = dict(zip(recorded.shared, first.shared, strict=True))
+        leader = self._leaders[chunk]
+        shared = dict(zip(recorded.shared, self._chunks[chunk][leader].shared, strict=True))
         names: list[int] = []
         for index, storage in enumerate(recorded.trace.storages):
-            if index in shared and microbatch:
-                names.append(self._names[chunk, 0][shared[index]])
+            if index in shared and microbatch != leader:
+                names.append(self._names[chunk, leader][shared[index]])
                 yield names[-1]
                 continue
             if index in shared:
@@ -222,23 +294,35 @@ class _Composition:
         return self._place(chunk, microbatch, storage.held)
 
     def _shared_life(self, chunk: int, storage: Storage) -> tuple[int, int]:
-        recorded = self._chunks[chunk][0]
-        birth = BEFORE if storage.birth == BEFORE else self._place(chunk, 0, storage.birth)
+        leader = self._leaders[chunk]
+        recorded = self._chunks[chunk][leader]
+        birth = BEFORE if storage.birth == BEFORE else self._place(chunk, leader, storage.birth)
         if recorded.backward_end < storage.death < recorded.end:
-            return birth, self._place(chunk, 0, storage.death - 1) + 1
+            return birth, self._place(chunk, leader, storage.death - 1) + 1
         return birth, self._end
 
     def _own_life(self, chunk: int, microbatch: int, index: int) -> tuple[int, int]:
         recorded = self._chunks[chunk][microbatch]
+        is_split = (chunk, microbatch) in self._split
         storage = recorded.trace.storages[index]
-        last = min(storage.death, recorded.backward_end) - 1
+        lasts = recorded.last_operators(index, is_split=is_split)
         if storage.kind is not Kind.INPUT or storage.birth != BEFORE:
-            birth = self._place(chunk, microbatch, storage.birth)
-            return birth, self._place(chunk, microbatch, last) + 1
-        phase = Phase.BACKWARD if index in recorded.given[Phase.BACKWARD] else Phase.FORWARD
-        begin = self._begins[Job(phase, microbatch, chunk)]
-        last = min(last, recorded.uses[index][1])
-        return begin - 1, max(begin, self._place(chunk, microbatch, last) + 1 if last >= 0 else 0)
+            firsts = recorded.first_operators(index, is_split=is_split)
+            birth = min(self._place(chunk, microbatch, each) for each in firsts)
+            return birth, 1 + max(self._place(chunk, microbatch, each) for each in lasts)
+        begin = self._begins[self._receiver(chunk, microbatch, index)]
+        last = min(lasts[0], recorded.uses[index][1])
+        ends = [
+            self._place(chunk, microbatch, each) + 1 for each in (last, *lasts[1:]) if each >= 0
+        ]
+        return begin - 1, max(begin, *ends) if ends else begin
+
+    def _receiver(self, chunk: int, microbatch: int, index: int) -> Job:
+        """Return the job with which an input of a microbatch arrives."""
+        if index not in self._chunks[chunk][microbatch].given[Phase.BACKWARD]:
+            return Job(Phase.FORWARD, microbatch, chunk)
+        part = BackwardPart.INPUT if (chunk, microbatch) in self._split else BackwardPart.WHOLE
+        return Job(Phase.BACKWARD, microbatch, chunk, part)
 
     def _number_by_birth(self) -> None:
         order = sorted(range(len(self._storages)), key=lambda each: self._storages[each].birth)
@@ -251,17 +335,17 @@ class _Composition:
 
     def _operators(self) -> Iterator[Operator]:
         for job, bubble in zip(self._jobs, self._bubbles, strict=False):
-            if bubble > 0:
+            if bubble is not None:
                 yield _idle(bubble, job.microbatch)
             yield from self._operators_of(job)
-        if self._bubbles[-1] > 0:
-            yield _idle(self._bubbles[-1], self._pipeline.microbatches - 1)
+        if self._bubbles[-1] is not None:
+            yield _idle(self._bubbles[-1], self._order.microbatches - 1)
         for chunk in range(len(self._chunks)):
-            yield from self._operators_of(Job(Phase.OPTIMIZER, 0, chunk))
+            yield from self._operators_of(Job(Phase.OPTIMIZER, self._leaders[chunk], chunk))
 
     def _operators_of(self, job: Job) -> Iterator[Operator]:
         recorded, names = self._recorded(job), self._names[job.chunk, job.microbatch]
-        given = recorded.given.get(job.phase)
+        given = _given(recorded, job)
         if given:
             yield Operator(
                 name=RECEIVE,
@@ -270,9 +354,10 @@ class _Composition:
                 microbatch=job.microbatch,
                 writes=tuple(names[each] for each in given),
             )
-        adds_to = set(recorded.shared) if job.phase is Phase.BACKWARD and job.microbatch else set()
-        first, last = recorded.bounds(job.phase)
-        for operator in recorded.trace.operators[first:last]:
+        is_adding = job.phase is Phase.BACKWARD and job.microbatch != self._leaders[job.chunk]
+        adds_to = set(recorded.shared) if is_adding else set()
+        for number in recorded.operators_of(job):
+            operator = recorded.trace.operators[number]
             added = adds_to.intersection(operator.writes).difference(operator.reads)
             yield replace(
                 operator,
@@ -284,24 +369,17 @@ class _Composition:
     def _events(self) -> Iterator[Event]:
         for job in self._jobs:
             recorded, names = self._recorded(job), self._names[job.chunk, job.microbatch]
-            shift = self._begins[job] - recorded.bounds(job.phase)[0]
+            is_split = (job.chunk, job.microbatch) in self._split
             for event in recorded.trace.events:
-                if recorded.job_of(event) is job.phase:
+                phase, part, number = recorded.place_event(event, is_split=is_split)
+                if (phase, part) == (job.phase, job.part):
                     storage = None if event.storage is None else names[event.storage]
-                    yield replace(event, storage=storage, operator=event.operator + shift)
+                    yield replace(event, storage=storage, operator=self._begins[job] + number)
 
 
-def _last_end(
-    pipeline: Pipeline,
-    stages: Sequence[Sequence[Sequence[MicrobatchRecording]]],
-    starts: Sequence[Sequence[float]],
-) -> float:
-    """Return when the last job of all stages ends."""
-    ends = []
-    for stage, chunks in enumerate(stages):
-        job = order_jobs(pipeline, stage)[-1]
-        ends.append(starts[stage][-1] + chunks[job.chunk][job.microbatch].seconds_of(job))
-    return max(ends)
+def _given(recorded: MicrobatchRecording, job: Job) -> tuple[int, ...]:
+    """Return the storages that arrive right before a job."""
+    return () if job.part is BackwardPart.WEIGHT else recorded.given.get(job.phase, ())
 
 
 def _idle(seconds: float, microbatch: int) -> Operator:

@@ -15,14 +15,25 @@ A *job* is the forward or the backward of one chunk for one microbatch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Literal
 
 from swapkit.errors import InvalidArgument
+from swapkit.ir.orders import Job, JobOrder, JobTiming, count_in_flight
 from swapkit.ir.traces import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
+
+__all__ = [
+    "Job",
+    "Pipeline",
+    "ScheduleName",
+    "count_in_flight",
+    "order_jobs",
+    "order_pipeline",
+    "time_jobs",
+]
 
 ScheduleName = Literal["1f1b", "interleaved", "gpipe", "accumulation"]
 
@@ -36,15 +47,6 @@ class Pipeline:
     microbatches: int
     chunks: int = 1  # of the model in each stage
     communication_seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """The forward or the backward of one chunk for one microbatch."""
-
-    phase: Phase
-    microbatch: int
-    chunk: int = 0
 
 
 def order_jobs(pipeline: Pipeline, stage: int) -> tuple[Job, ...]:
@@ -66,22 +68,22 @@ def order_jobs(pipeline: Pipeline, stage: int) -> tuple[Job, ...]:
     return (*forwards[:ahead], *steady, *backwards[total - ahead :])
 
 
-def count_in_flight(jobs: Sequence[Job]) -> tuple[int, ...]:
-    """Return the number of microbatches in flight for each chunk, at the peak.
+def order_pipeline(pipeline: Pipeline) -> JobOrder:
+    """Return the jobs of all stages.
 
-    A microbatch counts from the start of its forward to the end of its backward. The peak is the
-    first moment with the most microbatches of all chunks together.
+    Raises:
+        InvalidArgument: as for `order_jobs`.
     """
-    flying = [0] * (1 + max(job.chunk for job in jobs))
-    most = tuple(flying)
-    for job in jobs:
-        if job.phase is Phase.BACKWARD:
-            flying[job.chunk] -= 1
-            continue
-        flying[job.chunk] += 1
-        if sum(flying) > sum(most):
-            most = tuple(flying)
-    return most
+    stages, chunks = range(pipeline.stages), range(pipeline.chunks)
+    return JobOrder(
+        jobs=tuple(order_jobs(pipeline, stage) for stage in stages),
+        places=tuple(
+            tuple(chunk * pipeline.stages + stage for chunk in chunks) for stage in stages
+        ),
+        microbatches=pipeline.microbatches,
+        communication_seconds=pipeline.communication_seconds,
+        name=pipeline.schedule,
+    )
 
 
 def time_jobs(
@@ -97,25 +99,11 @@ def time_jobs(
         For each stage the starts, in the order of `order_jobs`. Each job starts as soon as the
         previous job is done and its input has arrived.
     """
-    orders = [order_jobs(pipeline, stage) for stage in range(pipeline.stages)]
-    starts: list[list[float]] = [[] for _ in orders]
-    clocks = [0.0] * pipeline.stages
-    ends: dict[tuple[int, Job], float] = {}
-    left = sum(map(len, orders))
-    while left:
-        before = left
-        for stage, jobs in enumerate(orders):
-            for job in jobs[len(starts[stage]) :]:
-                arrival = _arrival(pipeline, stage, job, ends)
-                if arrival is None:
-                    break
-                starts[stage].append(max(clocks[stage], arrival))
-                clocks[stage] = starts[stage][-1] + seconds(stage, job)
-                ends[stage, job] = clocks[stage]
-                left -= 1
-        if left == before:
-            raise AssertionError("the stages of the pipeline deadlock")
-    return tuple(map(tuple, starts))
+    order = order_pipeline(pipeline)
+    timing = JobTiming(order)
+    durations = [seconds(stage, job) for stage, jobs in enumerate(order.jobs) for job in jobs]
+    starts = [end - each for end, each in zip(timing.run(durations), durations, strict=True)]
+    return tuple(tuple(starts[a:b]) for a, b in pairwise(timing.firsts))
 
 
 def _check(pipeline: Pipeline, stage: int) -> None:
@@ -160,21 +148,3 @@ def _forwards_ahead(pipeline: Pipeline, stage: int) -> int:
     if pipeline.schedule == "interleaved":
         return 2 * behind + (pipeline.chunks - 1) * pipeline.stages
     return behind
-
-
-def _arrival(
-    pipeline: Pipeline, stage: int, job: Job, ends: dict[tuple[int, Job], float]
-) -> float | None:
-    """Return when the input of a job arrives; None: the job that makes it is not timed yet."""
-    forward = job.phase is Phase.FORWARD
-    position = job.chunk * pipeline.stages + stage
-    other = position - 1 if forward else position + 1
-    if other < 0:
-        return 0.0
-    if other == pipeline.stages * pipeline.chunks:  # the loss: right after its own forward
-        return ends.get((stage, Job(Phase.FORWARD, job.microbatch, job.chunk)))
-    chunk, neighbour = divmod(other, pipeline.stages)
-    end = ends.get((neighbour, Job(job.phase, job.microbatch, chunk)))
-    if end is None:
-        return None
-    return end + (pipeline.communication_seconds if neighbour != stage else 0.0)
