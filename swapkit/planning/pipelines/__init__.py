@@ -1,0 +1,1 @@
+"""Plans for all stages of a pipeline together."""

@@ -1,0 +1,110 @@
+"""Recomputing in the bubble before a backward, instead of within it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from swapkit.simulation.running import KEEP, RECOMPUTE, SWAP, SWAP_TO_DISK
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from swapkit.simulation.problems import Bytes, Indexes, Problem
+    from swapkit.simulation.running import Run
+
+
+def find_early(
+    problem: Problem,
+    run: Run,
+    actions: NDArray[np.int8],
+    bounds: Sequence[int],
+    budget_bytes: int,
+) -> list[float]:
+    """Return for each job the seconds of recomputing that can move to the bubble before it.
+
+    There the recomputed storages are in memory from the start of the job on, not only from their
+    need. The first of them move, in the order of need, as many as the budget allows.
+
+    Args:
+        problem: the step of a stage.
+        run: its run.
+        actions: the action of each item.
+        bounds: the first operator of each job, the bubble before it included; then the end.
+        budget_bytes: limit of the bytes in use.
+    """
+    levels = find_levels(problem, run, actions)
+    recomputed = np.flatnonzero(actions == RECOMPUTE)
+    order = recomputed[np.lexsort((problem.births[recomputed], run.needs[recomputed]))]
+    firsts = problem.slot_operators[:-1]
+    early = []
+    for first, after in pairwise(bounds):
+        begin = int(np.searchsorted(firsts, first, side="right")) - 1
+        end = int(np.searchsorted(firsts, after, side="left"))
+        items = order[(run.needs[order] >= begin) & (run.needs[order] < end)]
+        own = levels[begin:end].copy()
+        fitting = _count_fitting(problem, run.needs[items] - begin, items, own, budget_bytes)
+        early.append(_sum_steps(problem, run, items[:fitting]))
+    return early
+
+
+def find_levels(problem: Problem, run: Run, actions: NDArray[np.int8]) -> Bytes:
+    """Return the bytes in use in each slot: the most at any time in it."""
+    slots = len(problem.slot_seconds)
+    changes = np.zeros(slots + 1, np.int64)
+
+    def add(firsts: Indexes, lasts: Indexes, nbytes: Bytes) -> None:
+        are_there = firsts <= lasts
+        np.add.at(changes, firsts[are_there], nbytes[are_there])
+        np.subtract.at(changes, lasts[are_there] + 1, nbytes[are_there])
+
+    births, deaths, sizes = problem.births, problem.deaths, problem.item_bytes
+    kept = actions == KEEP
+    add(births[kept], deaths[kept], sizes[kept])
+    again = actions == RECOMPUTE
+    add(births[again], problem.releases[again], sizes[again])
+    add(run.needs[again], deaths[again], sizes[again])
+    add(run.needs[again], run.needs[again], problem.chain_bytes[again])
+    swapped = (actions == SWAP) | (actions == SWAP_TO_DISK)
+    left = np.searchsorted(run.slot_starts, run.released[swapped], side="left") - 1
+    back = np.searchsorted(run.slot_ends, run.in_starts[swapped], side="right")
+    back = np.minimum(back, run.needs[swapped])
+    add(births[swapped], np.minimum(left, back - 1), sizes[swapped])
+    add(back, deaths[swapped], sizes[swapped])
+    levels: Bytes = problem.slot_bytes + np.cumsum(changes[:-1])
+    return levels
+
+
+def _count_fitting(
+    problem: Problem, needs: Indexes, items: NDArray[np.int64], levels: Bytes, budget_bytes: int
+) -> int:
+    """Return how many items, from the first, can be made before the job's first slot.
+
+    Args:
+        problem: the step.
+        needs: the slot of the job before which each item is needed.
+        items: the items.
+        levels: the bytes in use in the job's slots; overwritten.
+        budget_bytes: limit.
+    """
+    for count, (need, item) in enumerate(zip(needs.tolist(), items.tolist(), strict=True)):
+        levels[:need] += problem.item_bytes[item]
+        most = max(int(levels.max()), int(levels[0] + problem.chain_bytes[item]))
+        if need and most > budget_bytes:
+            return count
+    return len(items)
+
+
+def _sum_steps(problem: Problem, run: Run, items: NDArray[np.int64]) -> float:
+    """Return the seconds of the steps that recompute some items; each runs once for a slot."""
+    starts = problem.chain_starts
+    ran = {
+        (int(run.needs[item]), step)
+        for item in items.tolist()
+        for step in problem.chain_steps[starts[item] : starts[item + 1]].tolist()
+    }
+    return sum(float(problem.step_seconds[step]) for _, step in sorted(ran))
