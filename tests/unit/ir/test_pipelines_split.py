@@ -29,7 +29,8 @@ def two_layers() -> Trace:
         Storage(nbytes=1000, kind=Kind.STATE, death=6),
         Storage(nbytes=1000, kind=Kind.STATE, death=6),
         Storage(nbytes=10, kind=Kind.INPUT, death=6, is_saved=True),
-        Storage(nbytes=10, kind=Kind.INPUT, death=6),  # the gradient of the output
+        # The gradient of the output: recorded when a weight gradient, which runs later, reads it.
+        Storage(nbytes=10, birth=2, death=4),
         Storage(nbytes=100, birth=0, death=3, is_saved=True, module="layers.0"),
         Storage(nbytes=100, birth=1, death=2),
         Storage(nbytes=500, kind=Kind.GRADIENT, birth=2, death=6),
