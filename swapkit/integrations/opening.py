@@ -8,6 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from swapkit._runtime.allocators.installation import installed_pool
+from swapkit._runtime.torch_compat.wrappers import tensors_inside
 from swapkit.api.budgets import budget
 from swapkit.errors import InvalidArgument, SessionError
 from swapkit.units import format_bytes, parse_bytes, show
@@ -61,9 +62,9 @@ def open_session(
 def _warn_of_outside(model: torch.nn.Module) -> None:
     """Warn if parameters or buffers were made before the pool was installed."""
     outside: dict[int, int] = {}  # bytes by address
-    for tensor in chain(model.parameters(), model.buffers()):
-        shard = getattr(tensor, "_local_tensor", tensor)  # of a DTensor, which has no memory itself
-        storage = shard.untyped_storage()
+    whole = chain(model.parameters(), model.buffers())
+    for tensor in chain.from_iterable(map(tensors_inside, whole)):
+        storage = tensor.untyped_storage()
         try:
             is_ours = installed_pool(tensor.device).owns(storage.data_ptr())
         except SessionError:  # a device without a pool

@@ -30,11 +30,11 @@ GUIDES = (
     "docs/planning.md",
     "docs/policies.md",
     "docs/quick-start.md",
+    "docs/ranks.md",
     "docs/replay.md",
     "docs/report.md",
     "docs/saved-plans.md",
     "docs/sessions.md",
-    "docs/several-devices.md",
     "docs/traces.md",
 )  # their Python runs
 PAGES = tuple(path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("docs/**/*.md")))

@@ -1,0 +1,191 @@
+"""Trains programs of `_parallel_programs.py` on a rank: `_parallel_training.py PERCENTS NAMES...`.
+
+Run by torchrun, on each rank. For each program: once without a budget, then in sessions with shares
+of what this rank took, then in a scope that offloads all that autograd saves. Rank 0 prints a line
+of JSON for each program: for each rank, the figures of each way.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import logging
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+import swapkit
+from benchmarks._parallel_programs import make_program
+from swapkit.testing import planning_at_once
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from benchmarks._parallel_parts import Program
+
+STEPS, SETTLED = 16, 4  # of a session; the last ones, which count
+PLAIN_STEPS = 6
+MIN_BYTES = 1024  # smaller storages are not moved
+
+Figures = dict[str, Any]
+
+
+def digest(losses: Iterable[float], program: Program) -> str:
+    """Return a digest of the losses and of all tensors that a training changed."""
+    found = hashlib.sha256(repr(list(losses)).encode())
+    for each in program.tensors():
+        found.update(each.reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
+    found.update(torch.get_rng_state().numpy().tobytes())
+    return found.hexdigest()
+
+
+def start(name: str) -> Program:
+    """Make a program; nothing of an earlier one is left."""
+    gc.collect()
+    dist.barrier()
+    return make_program(name)
+
+
+class SavedBytes:
+    """Hooks for saved tensors that count distinct storages.
+
+    Those of parameters stay, and to move the batch would free nothing: the program holds it.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._storages: dict[int, torch.UntypedStorage] = {}  # by address: they stay alive
+        parameters = [each for module in program.modules for each in module.parameters()]
+        self._held = {
+            self._local(each).untyped_storage().data_ptr() for each in (*parameters, *program.batch)
+        }
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda each: each)
+
+    def __enter__(self) -> SavedBytes:
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._hooks.__exit__(*error)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all storages that were saved."""
+        sizes = [each.nbytes() for each in self._storages.values()]
+        return sum(size for size in sizes if size >= MIN_BYTES)
+
+    @staticmethod
+    def _local(tensor: torch.Tensor) -> torch.Tensor:
+        local: torch.Tensor = getattr(tensor, "_local_tensor", getattr(tensor, "elem", tensor))
+        return local
+
+    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        local = self._local(tensor)
+        base = local if local._base is None else local._base  # noqa: SLF001 - of a view
+        storage = local.untyped_storage()
+        address = storage.data_ptr()
+        if not isinstance(base, torch.nn.Parameter) and address not in self._held:
+            self._storages[address] = storage
+        return tensor
+
+
+def train_plainly(name: str) -> tuple[Figures, str]:
+    """Train without a budget; return the figures, and the digest at the end."""
+    program = start(name)
+    losses, seconds = [], []
+    for number in range(STEPS):
+        if number == PLAIN_STEPS - 1:
+            swapkit.reset_peak_memory_stats()
+        began = time.perf_counter()
+        losses.append(program.step())
+        seconds.append(time.perf_counter() - began)
+        if number == PLAIN_STEPS:
+            peak_bytes = swapkit.memory_stats()["allocated_bytes.all.peak"]
+    found = digest(losses, program)
+    saved = SavedBytes(program)
+    with saved:
+        program.step()
+    figures = {
+        "peak_bytes": peak_bytes,
+        "seconds": sorted(seconds[2:])[len(seconds[2:]) // 2],
+        "saved_bytes": saved.nbytes,
+    }
+    return figures, found
+
+
+def train_within(name: str, limit_bytes: int, expected: str) -> Figures:
+    """Train in a session; compare the bits after its last step."""
+    program = start(name)
+    losses, rescues = [], []
+    try:
+        with swapkit.budget(limit_bytes, program.model, program.optimizers) as session:
+            with planning_at_once():
+                for _ in range(STEPS):
+                    losses.append(program.step())
+                    rescues.append(session.stats.oom_rescues)
+            same = digest(losses, program) == expected
+            stats, plan, trace = session.stats, session.plan, session.trace
+            return {
+                "limit_bytes": limit_bytes,
+                "same": same,
+                "peak_bytes": stats.peak_bytes,
+                "stage": session.stage,
+                "is_planned": plan is not None,
+                "settled_rescues": rescues[-1] - rescues[-1 - SETTLED],
+                "trace_peak_bytes": None if trace is None else trace.peak_bytes,
+                "predicted_seconds": stats.predicted_step_seconds,
+                "seconds": stats.step_seconds,
+                "moved_bytes": stats.swapped_out_bytes,
+            }
+    except (torch.OutOfMemoryError, swapkit.SwapkitError, RuntimeError) as error:
+        return {"limit_bytes": limit_bytes, "failed": f"{type(error).__name__}: {error}"[:500]}
+
+
+def train_offloading(name: str, limit_bytes: int) -> Figures:
+    """Train a few steps in a scope that offloads all that is saved."""
+    program = start(name)
+    with swapkit.budget(limit_bytes, program.model, program.optimizers, policy="rescue") as session:
+        program.step()
+        before = session.stats.swapped_out_bytes
+        with swapkit.offload(min_bytes=MIN_BYTES):
+            program.step()
+        return {"moved_bytes": session.stats.swapped_out_bytes - before}
+
+
+def measure(name: str, percents: list[int]) -> Figures:
+    """Train a program in all ways."""
+    plain, expected = train_plainly(name)
+    found: Figures = {"plain": plain}
+    for percent in percents:
+        limit_bytes = plain["peak_bytes"] * percent // 100
+        found[str(percent)] = within = train_within(name, limit_bytes, expected)
+        failures: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(failures, within.get("failed"))
+        if any(failures):
+            break  # the ranks are not at the same collective any more
+    found["offload"] = train_offloading(name, 4 * plain["peak_bytes"])
+    return found
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    logging.getLogger("swapkit").setLevel(logging.ERROR)
+    dist.init_process_group("gloo")
+    swapkit.install(device="cpu")
+    percents = [int(each) for each in sys.argv[1].split(",")]
+    for name in sys.argv[2:]:
+        found = measure(name, percents)
+        everywhere: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everywhere, found)
+        if dist.get_rank() == 0:
+            sys.stdout.write(json.dumps({"name": name, "ranks": everywhere}) + "\n")
+            sys.stdout.flush()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
