@@ -136,7 +136,8 @@ class _WaySearch:
     def shrink(self, most_seconds: float) -> None:
         """Take ways with less memory that leave the step within `most_seconds`."""
         if not self._has_time:
-            self._shrink_block(0, len(self.chosen), most_seconds)
+            for block in self._blocks():
+                self._shrink_block(block, most_seconds)
             return
         peaks = [self._peak(stage, way) for stage, way in enumerate(self.chosen)]
         for stage in sorted(range(len(peaks)), key=lambda each: (-peaks[each], each)):
@@ -146,22 +147,29 @@ class _WaySearch:
                 if self._move({stage: way}, most_seconds):
                     break
 
-    def _shrink_block(self, first: int, end: int, most_seconds: float) -> None:
-        while self.count < self._most:
-            moves = {}
-            for stage in range(first, end):
-                now = self._peak(stage, self.chosen[stage])
-                smaller = [each for each in self._by_memory(stage) if self._peak(stage, each) < now]
-                if smaller:
-                    moves[stage] = smaller[-1]
-            if not moves:
-                return
-            if not self._move(moves, most_seconds):
-                break
-        if end - first > 1:
-            middle = (first + end) // 2
-            self._shrink_block(first, middle, most_seconds)
-            self._shrink_block(middle, end, most_seconds)
+    def _shrink_block(self, block: range, most_seconds: float) -> None:
+        """Shrink a block of stages together, by the same number of ways."""
+        smaller = {stage: self._list_smaller(stage) for stage in block}
+        done, left = 0, max(map(len, smaller.values()))
+        step = 1  # most blocks allow nothing, or everything
+        while done < left and self.count < self._most:
+            moves = {
+                stage: ways[min(done + step, len(ways)) - 1]
+                for stage, ways in smaller.items()
+                if ways
+            }
+            if self._move(moves, most_seconds):
+                done += step
+                step = left - done if done == 1 else (left - done + 1) // 2
+            else:
+                left = done + step - 1
+                step = (left - done + 1) // 2
+
+    def _list_smaller(self, stage: int) -> list[int]:
+        """Return the allowed ways with less memory than now, the one with the most first."""
+        now = self._peak(stage, self.chosen[stage])
+        ways = self._by_memory(stage)
+        return [way for way in reversed(ways) if self._peak(stage, way) < now]
 
     def _by_memory(self, stage: int) -> list[int]:
         """Return the allowed ways, the one with the least memory first."""

@@ -138,6 +138,17 @@ def test_choice_when_few_timings_then_never_slower_than_separate_ones_and_in_bud
     assert choice == choose_ways(timing, stages, budgets, most_timings=most_timings)
 
 
+def test_choice_when_few_timings_for_many_stages_then_blocks_of_them_shrink_together() -> None:
+    order = order_pipeline(Pipeline(schedule="1f1b", stages=32, microbatches=32))
+    fast = [(100, 1.0, 2.0), (60, 1.0, 2.1), (30, 1.0, 2.2)]
+    stages = [stage_of(order, stage, fast) for stage in range(31)]
+    stages.append(stage_of(order, 31, [(100, 2.0, 4.0), (50, 2.0, 8.0)]))
+    choice = choose_ways(JobTiming(order), stages, [100] * 32, tolerance=0.05, most_timings=40)
+    assert choice is not None
+    assert choice.timings <= 40
+    assert choice.ways == (2,) * 31 + (0,)
+
+
 def test_choice_when_a_stage_has_no_way_in_its_budget_then_none() -> None:
     order = read_actions({0: ["0F0", "0B0"]})
     assert choose_ways(JobTiming(order), [stage_of(order, 0, [(10, 1.0, 1.0)])], [9]) is None
