@@ -7,6 +7,7 @@ Rank 0 prints, as one line of JSON, what became of each session, by the scenario
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
 import sys
@@ -161,6 +162,7 @@ class Messages(logging.Handler):
 
 def run(scenario: Scenario) -> dict[str, Any]:
     """Train without a session, and with one; return what became of that."""
+    gc.collect()  # torch's stages are in cycles: those of the scenario before would count
     plain, peak_bytes, seconds = train_plainly(scenario)
     pipeline = Pipeline(scenario)
     model = {"none": None, "stage": pipeline.parts[0], "list": pipeline.parts}[scenario.model]

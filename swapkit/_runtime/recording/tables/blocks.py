@@ -110,6 +110,11 @@ class Blocks:
         given, self._given = self._given, []
         return given
 
+    def stop(self) -> None:
+        """Count no more operators: this breaks the cycle with the owner of the count."""
+        count = self._count()
+        self._count = lambda: count
+
     def unowned(self) -> Iterator[TakenBlock]:
         """Yield the blocks that belong to no storage of the trace and were there at an operator."""
         if not self.is_whole:

@@ -244,6 +244,7 @@ class Storages:
             if block.birth == BEFORE:
                 self.leftovers.add(len(self.lives))
             self.lives.append(life)
+        self._blocks.stop()
         self._watches.clear()
         self._numbers.clear()
         self._emptied.clear()
