@@ -55,17 +55,22 @@ S3_INTERLEAVED = Stage(
 )  # fmt: skip
 
 
-def compose(stage: Stage, *, recompute: bool) -> Trace:
-    """Return the trace of a stage's step; gradients exist before it."""
-    is_whole = stage.stages == 1
+def record_chunk(stage: Stage, *, is_first: bool, is_last: bool, recompute: bool) -> Trace:
+    """Return the step of a microbatch of one chunk; gradients exist before it."""
     shape = replace(stage.shape, layers=stage.layers)
-    model = build(shape, tokens=stage.tokens, is_first=is_whole, is_last=is_whole)
+    model = build(shape, tokens=stage.tokens, is_first=is_first, is_last=is_last)
     for parameter in model.parameters():
         parameter.grad = torch.empty_like(parameter)
     if recompute:
         recompute_layers(model)
     inputs = make_inputs(model, shape.width, batch=stage.batch, tokens=stage.tokens)
-    recorded = record(lambda: run(model, inputs), model, hardware=HARDWARE)
+    return record(lambda: run(model, inputs), model, hardware=HARDWARE)
+
+
+def compose(stage: Stage, *, recompute: bool) -> Trace:
+    """Return the trace of a stage's step; gradients exist before it."""
+    is_whole = stage.stages == 1
+    recorded = record_chunk(stage, is_first=is_whole, is_last=is_whole, recompute=recompute)
     return compose_pipeline(
         [recorded] * stage.chunks,
         schedule=stage.schedule,

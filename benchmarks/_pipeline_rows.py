@@ -6,13 +6,10 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from benchmarks._claim_stages import LATENCY_SECONDS, Stage
+from benchmarks._claim_stages import HARDWARE, LATENCY_SECONDS, Stage, record_chunk
 from benchmarks._pipeline_orders import order_of
 from benchmarks._planner_instances import Part, measure_memory, record_part
-from benchmarks._planner_models import SHAPES, build, make_inputs, recompute_layers, run
-from swapkit.api.recording import record
+from benchmarks._planner_models import SHAPES
 from swapkit.errors import InfeasibleBudget
 from swapkit.ir.machines import Machine
 from swapkit.ir.microbatches import read_chunks
@@ -30,7 +27,6 @@ if TYPE_CHECKING:
     from swapkit.planning.pipelines.joint import PipelinePlan
 
 Figures = dict[str, Any]
-HARDWARE = "Ascend 910B"
 
 
 def make_machine(link_bytes_per_s: float, budget_bytes: int = 1) -> Machine:
@@ -44,18 +40,6 @@ def make_machine(link_bytes_per_s: float, budget_bytes: int = 1) -> Machine:
 
 
 # ---- the seeds' pipelines ------------------------------------------------------------------------
-
-
-def record_chunk(stage: Stage, *, is_first: bool, is_last: bool, recompute: bool) -> Trace:
-    """Return the step of a microbatch of one chunk; gradients exist before it."""
-    shape = replace(stage.shape, layers=stage.layers)
-    model = build(shape, tokens=stage.tokens, is_first=is_first, is_last=is_last)
-    for parameter in model.parameters():
-        parameter.grad = torch.empty_like(parameter)
-    if recompute:
-        recompute_layers(model)
-    inputs = make_inputs(model, shape.width, batch=stage.batch, tokens=stage.tokens)
-    return record(lambda: run(model, inputs), model, hardware=HARDWARE)
 
 
 def record_pipeline(stage: Stage, *, recompute: bool) -> PipelineRecordings:

@@ -31,7 +31,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import _claim_stages
 from benchmarks._pipeline_orders import SCHEDULES
 from benchmarks._pipeline_rows import (
-    HARDWARE,
     Figures,
     Scale,
     measure_fewer_ranks,
@@ -164,7 +163,7 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse_options(arguments)
-    print(f"{HARDWARE}, link {options.link / 1e9:g} GB/s each way\n")
+    print(f"{_claim_stages.HARDWARE}, link {options.link / 1e9:g} GB/s each way\n")
     runs = {"seeds": run_seeds, "schedules": run_scales, "ranks": run_fewer_ranks}
     figures: Figures = {
         "link_bytes_per_s": options.link,

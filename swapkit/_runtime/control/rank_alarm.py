@@ -18,14 +18,15 @@ import threading
 import uuid
 import weakref
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed
 
 from swapkit._native.lib import defer_interruption, forget_interruption
-from swapkit._runtime.model.node_ranks import count_ranks
-from swapkit._runtime.torch_compat.internals import connect_again, default_store
+from swapkit._runtime.control.rank_groups import OnePerGroup
+from swapkit._runtime.torch_compat.internals import connect_again
 from swapkit._runtime.torch_compat.process_groups import end_collectives
 from swapkit.errors import InvalidDocument, RankOutOfMemory, SwapkitError
 from swapkit.units import MOST_BYTES, format_bytes, show
@@ -221,7 +222,7 @@ def _run(target: Callable[..., None], *args: object) -> None:
 @atexit.register
 def _end_threads() -> None:
     """Stop listening, and let what is being told arrive."""
-    for alarm in list(_found.values()):
+    for alarm in _alarms.all():
         alarm.stop()
     for thread in list(_running):
         thread.join(NEWS_SECONDS)
@@ -231,33 +232,13 @@ def _key(name: object) -> str:
     return f"swapkit/out-of-memory/{name}"
 
 
-_finding = threading.Lock()
 _known: set[str] = set()
-# By process group.
-_found: weakref.WeakKeyDictionary[object, RankAlarm] = weakref.WeakKeyDictionary()
+_alarms = OnePerGroup(partial(RankAlarm, known=_known))
 
 
 def find_alarm() -> RankAlarm | None:
     """Return the alarm of the default process group; None: there are no other ranks."""
-    if count_ranks() < 2:
-        return None
-    distributed = torch.distributed
-    group = distributed.group.WORLD
-    find_group = weakref.ref(group)
-
-    def find_store() -> Store:
-        if distributed.group.WORLD is not find_group():
-            raise ValueError("the process group no longer exists")
-        store: Store = default_store()
-        return store
-
-    with _finding:
-        alarm = _found.get(group)
-        if alarm is None:
-            rank, count = distributed.get_rank(), distributed.get_world_size()
-            alarm = RankAlarm(find_store, rank=rank, count=count, known=_known)
-            _found[group] = alarm
-        return alarm
+    return _alarms.find()
 
 
 class RankWatch:

@@ -24,10 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-import torch
-import torch.distributed
-
-from swapkit._runtime.torch_compat.internals import default_store
+from swapkit._runtime.control.rank_groups import OnePerGroup
 from swapkit.units import show
 
 if TYPE_CHECKING:
@@ -324,27 +321,9 @@ def _split(lists: dict[int, list[_Listed]], own: _Listed) -> tuple[list[int], li
     return here, awaited
 
 
-_finding = threading.Lock()
-# By process group: in a new group all ranks start again.
-_found: weakref.WeakKeyDictionary[object, MeetingPlaces] = weakref.WeakKeyDictionary()
+_places = OnePerGroup(MeetingPlaces)
 
 
 def find_places() -> MeetingPlaces | None:
     """Return this rank's meeting places; None: there are no other ranks."""
-    distributed = torch.distributed
-    if not distributed.is_available() or not distributed.is_initialized():
-        return None
-    rank, count = distributed.get_rank(), distributed.get_world_size()
-    if count < 2:
-        return None
-    group = distributed.group.WORLD
-    find_group = weakref.ref(group)
-
-    def find_store() -> Store:
-        if distributed.group.WORLD is not find_group():
-            raise ValueError("the process group in which the session began no longer exists")
-        store: Store = default_store()
-        return store
-
-    with _finding:
-        return _found.setdefault(group, MeetingPlaces(find_store, rank=rank, count=count))
+    return _places.find()
