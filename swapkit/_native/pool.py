@@ -112,11 +112,6 @@ class Pool(Handle):
         self._history: Ring | None = None
         self._witnesses = Witnesses()
 
-    @property
-    def has_ring(self) -> bool:
-        """Whether events are being recorded."""
-        return self._ring is not None
-
     def take(self, nbytes: int, stream: Stream | None = None) -> int:
         """Take a block; return its address.
 
@@ -210,13 +205,17 @@ class Pool(Handle):
         )
 
     def attach(self, ring: Ring) -> None:
-        """Record events into `ring` from now on."""
-        lib.sk_pool_set_ring(self.pointer, ring.pointer)
+        """Record events into `ring` from now on.
+
+        Raises:
+            InvalidArgument: the pool has the ring of another reader.
+        """
+        check(lib.sk_pool_set_ring(self.pointer, ring.pointer))
         self._ring = ring
 
     def detach(self) -> None:
         """Stop recording."""
-        lib.sk_pool_set_ring(self.pointer, NULL)
+        check(lib.sk_pool_set_ring(self.pointer, NULL))
         self._ring = None
 
     def set_history(self, ring: Ring | None) -> None:

@@ -42,8 +42,9 @@ SK_TEST(history, test_history_when_memory_comes_and_goes_then_where_it_lay) {
         CHECK_OK(sk_ring_create(MOST, &other));
         CHECK_OK(sk_pool_set_history(f.pool, ring));
         CHECK_STATUS(SK_INVALID, sk_pool_set_history(f.pool, other));
-        sk_pool_set_ring(f.pool,
-                         other); /* of another reader: neither takes events from the other */
+        /* Of another reader: neither takes events from the other. */
+        CHECK_OK(sk_pool_set_ring(f.pool, other));
+        CHECK_STATUS(SK_INVALID, sk_pool_set_ring(f.pool, ring));
         void *block = take(&f, 4 * MIB - 1, NULL);
         give(&f, block);
         CHECK_OK(sk_pool_trim(f.pool));
@@ -70,7 +71,7 @@ SK_TEST(history, test_history_when_memory_comes_and_goes_then_where_it_lay) {
             CHECK(count_kind(events, view.event_count, SK_RING_UNMAP, &last) >= 1);
             CHECK_EQUAL(0, last.reserved_bytes);
         }
-        sk_pool_set_ring(f.pool, NULL);
+        CHECK_OK(sk_pool_set_ring(f.pool, NULL));
         sk_pool_note(f.pool, SK_RING_RESCUE, 3); /* still recorded */
         CHECK_EQUAL(1, count_kind(events, view_of(f.pool, events, blocks, segments).event_count,
                                   SK_RING_RESCUE, &last));

@@ -9,7 +9,7 @@ SK_TEST(ring, test_ring_when_blocks_come_and_go_then_events_in_order_with_figure
     fixture f = fixture_open(0, false);
     sk_ring *ring = NULL;
     CHECK_OK(sk_ring_create(64, &ring));
-    sk_pool_set_ring(f.pool, ring);
+    CHECK_OK(sk_pool_set_ring(f.pool, ring));
     (void)sk_tag_set(TAG);
     void *block = take(&f, 4 * MIB, NULL);
     (void)sk_tag_set(0);
@@ -32,7 +32,7 @@ SK_TEST(ring, test_ring_when_blocks_come_and_go_then_events_in_order_with_figure
     CHECK_EQUAL(5, events[2].nbytes);
     CHECK(events[0].time_ns <= events[1].time_ns && events[1].time_ns <= events[2].time_ns);
     CHECK_EQUAL(0, sk_ring_read(ring, events, 8, NULL));
-    sk_pool_set_ring(f.pool, NULL);
+    CHECK_OK(sk_pool_set_ring(f.pool, NULL));
     give(&f, take(&f, MIB, NULL));
     CHECK_EQUAL(0, sk_ring_read(ring, events, 8, NULL));
     fixture_close(&f);
@@ -44,7 +44,7 @@ SK_TEST(ring, test_ring_when_overfull_then_oldest_are_lost_and_counted) {
     fixture f = fixture_open(0, false);
     sk_ring *ring = NULL;
     CHECK_OK(sk_ring_create(CAPACITY_EVENTS, &ring));
-    sk_pool_set_ring(f.pool, ring);
+    CHECK_OK(sk_pool_set_ring(f.pool, ring));
     for (uint64_t i = 0; i < NMARKS; i++) {
         sk_pool_note(f.pool, SK_RING_MARK, i);
     }
@@ -58,7 +58,7 @@ SK_TEST(ring, test_ring_when_overfull_then_oldest_are_lost_and_counted) {
     }
     CHECK_EQUAL(0, sk_ring_read(ring, events, NMARKS, &lost));
     CHECK_EQUAL(0, lost);
-    sk_pool_set_ring(f.pool, NULL);
+    CHECK_OK(sk_pool_set_ring(f.pool, NULL));
     sk_ring_destroy(ring);
     fixture_close(&f);
 }
@@ -67,7 +67,7 @@ SK_TEST(ring, test_read_when_in_parts_then_each_event_once) {
     fixture f = fixture_open(0, false);
     sk_ring *ring = NULL;
     CHECK_OK(sk_ring_create(64, &ring));
-    sk_pool_set_ring(f.pool, ring);
+    CHECK_OK(sk_pool_set_ring(f.pool, ring));
     uint64_t expected = 0;
     uint64_t next = 0;
     for (int round = 0; round < 50; round++) {
@@ -84,7 +84,7 @@ SK_TEST(ring, test_read_when_in_parts_then_each_event_once) {
         }
     }
     CHECK_EQUAL(next, expected);
-    sk_pool_set_ring(f.pool, NULL);
+    CHECK_OK(sk_pool_set_ring(f.pool, NULL));
     sk_ring_destroy(ring);
     fixture_close(&f);
 }
@@ -111,7 +111,7 @@ SK_TEST(ring, test_ring_when_rescued_and_refused_then_both_are_recorded) {
     CHECK_OK(sk_ring_create(64, &ring));
     spare mine = {.pool = f.pool, .block = take(&f, 2 * MIB, NULL)};
     sk_pool_set_rescue(f.pool, give_spare, &mine);
-    sk_pool_set_ring(f.pool, ring);
+    CHECK_OK(sk_pool_set_ring(f.pool, ring));
     void *block = take(&f, 2 * MIB, NULL);
     void *refused = NULL;
     CHECK_STATUS(SK_OVER_BUDGET, sk_pool_take(f.pool, 2 * MIB, NULL, &refused));
@@ -130,7 +130,7 @@ SK_TEST(ring, test_ring_when_rescued_and_refused_then_both_are_recorded) {
     CHECK_EQUAL(1, nrescues);
     CHECK_EQUAL(1, nooms);
     give(&f, block);
-    sk_pool_set_ring(f.pool, NULL);
+    CHECK_OK(sk_pool_set_ring(f.pool, NULL));
     sk_ring_destroy(ring);
     fixture_close(&f);
 }

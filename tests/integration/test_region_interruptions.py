@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import suppress
 from typing import Any
 
@@ -16,7 +17,7 @@ from swapkit._runtime.recompute import captured
 from swapkit._runtime.saved import hooks
 from swapkit._runtime.thread_state import thread_state
 from swapkit._runtime.torch_compat.dispatch_modes import DispatchMode
-from tests.unit._runtime.rig import interrupts
+from tests.unit._runtime.rig import count_places, interrupts
 
 pytestmark = pytest.mark.usefixtures("installation")
 
@@ -41,9 +42,10 @@ def test_region_when_interrupted_anywhere_then_nothing_of_it_is_left_open(
     x = torch.randn(256, WIDTH)
     region = make_region()
     region(x).sum().backward()
+    gc.collect()  # else finalizers of what other tests left run inside of the region
     stack = torch._C._autograd._top_saved_tensors_default_hooks
     before = in_use()
-    nth = 1
+    nth, places = 1, count_places(lambda: region(x))
     while interrupts(nth, lambda: region(x)):
         assert not hooks.is_in_region(), nth
         with swapkit.keep():  # takes off what is left
@@ -57,7 +59,7 @@ def test_region_when_interrupted_anywhere_then_nothing_of_it_is_left_open(
             monkeypatch.setattr(captured, "_known", captured._Known())
         nth += 1 if nth < 400 else 7
         assert nth < MOST
-    assert nth > 50
+    assert nth > places // 10, (nth, places)
     region(x).sum().backward()
     assert torch.autograd.graph.disable_saved_tensors_hooks is hooks._disable
 

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from swapkit.ir.plans import Plan
 
 STABLE_WITHIN = 8
+# The search is over at once if, with the times of the recorded step, there is one candidate only.
+STAGES = {"recording": {"warmup"}, "search": {"search", "stable"}}
 SHARE = 0.5
 
 
@@ -213,7 +215,7 @@ def test_session_when_it_ends_at_any_moment_then_everything_is_as_before(
         with session:
             for _ in range(steps_before(stage)):
                 training.step()
-            assert session.stage == {"recording": "warmup"}.get(stage, stage)
+            assert session.stage in STAGES.get(stage, {stage})
             if stage == "stable" and policy == "recompute":
                 assert str(swapkit.choices(model)) != choices
             model[2].raises_in = moment  # type: ignore[index]

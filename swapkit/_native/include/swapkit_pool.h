@@ -175,10 +175,11 @@ SK_API void sk_pool_set_making(sk_pool *pool, sk_making_fn making, void *context
  * tentative (it then takes only such blocks, or new memory); so do sk_pool_trim(),
  * sk_pool_set_budget() and sk_pool_destroy(). Memory then has one address only. */
 SK_API void sk_pool_set_settle(sk_pool *pool, sk_settle_fn settle, void *context);
-/* ring  borrowed until detached; NULL detaches. While attached, every event reads the clock. */
-SK_API void sk_pool_set_ring(sk_pool *pool, sk_ring *ring);
+/* ring  borrowed until detached; NULL detaches. While attached, every event reads the clock.
+ * SK_INVALID: `ring` is not NULL, and the pool has a ring already, that of another reader. */
+SK_API SK_NODISCARD sk_status sk_pool_set_ring(sk_pool *pool, sk_ring *ring);
 /* As sk_pool_set_ring, beside it: for a record that another reader does not empty, read with
- * sk_pool_view_get(). SK_INVALID: `ring` is not NULL, and the pool has a history already. */
+ * sk_pool_view_get(). */
 SK_API SK_NODISCARD sk_status sk_pool_set_history(sk_pool *pool, sk_ring *ring);
 /* Put an event of the owner's own into the pool's ring, if there is one. A mark also ends a step:
  * the next step is expected to make the same requests. */

@@ -554,24 +554,25 @@ void sk_pool_set_making(sk_pool *pool, sk_making_fn making, void *context) {
     sk__unlock(&pool->lock);
 }
 
-void sk_pool_set_ring(sk_pool *pool, sk_ring *ring) {
-    sk__lock(&pool->lock);
-    pool->ring = ring;
-    atomic_store_explicit(&pool->has_ring, sk__is_recorded(pool), memory_order_relaxed);
-    sk__unlock(&pool->lock);
-}
-
-sk_status sk_pool_set_history(sk_pool *pool, sk_ring *ring) {
+static sk_status set_ring(sk_pool *pool, sk_ring **place, sk_ring *ring, const char *name) {
     sk_status status = SK_OK;
     sk__lock(&pool->lock);
-    if (ring != NULL && pool->history != NULL) {
-        status = sk__fail(SK_INVALID, "pool: its history is recorded already");
+    if (ring != NULL && *place != NULL) {
+        status = sk__fail(SK_INVALID, "pool: its %s recorded already", name);
     } else {
-        pool->history = ring;
+        *place = ring;
         atomic_store_explicit(&pool->has_ring, sk__is_recorded(pool), memory_order_relaxed);
     }
     sk__unlock(&pool->lock);
     return status;
+}
+
+sk_status sk_pool_set_ring(sk_pool *pool, sk_ring *ring) {
+    return set_ring(pool, &pool->ring, ring, "events are");
+}
+
+sk_status sk_pool_set_history(sk_pool *pool, sk_ring *ring) {
+    return set_ring(pool, &pool->history, ring, "history is");
 }
 
 void sk_pool_note(sk_pool *pool, sk_ring_kind kind, uint64_t nbytes) {

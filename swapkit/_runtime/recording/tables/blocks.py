@@ -46,7 +46,7 @@ class Blocks:
 
     def __init__(self, count: Callable[[], int]) -> None:
         """Start empty. `count`: returns the number of operators noted so far."""
-        self.is_whole = True  # no event was lost
+        self.is_whole = False  # all events are heard, and none was lost
         self.gone_bytes = 0  # that went before the first operator, and that no storage had
         self._count = count
         self._present: dict[int, TakenBlock] = {}  # by address: taken in the step, in use
@@ -102,8 +102,8 @@ class Blocks:
         return block.birth
 
     def has(self, address: int) -> bool:
-        """Return whether a storage of the trace has its memory there."""
-        return address in self._numbers
+        """Return whether a storage of the trace has its memory there; False if it is unknown."""
+        return self.is_whole and address in self._numbers
 
     def pop_given(self) -> list[GivenBlock]:
         """Return the blocks of storages that were given back since the last call."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from swapkit._native.pool import Pool, Ring, RingKind
+from swapkit.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from swapkit._native.pool import RingEvent
@@ -24,7 +26,7 @@ class Workspaces:
     """
 
     def __init__(self, pool: DevicePool | None, blocks: Blocks) -> None:
-        self._pool = pool if isinstance(pool, Pool) and not pool.has_ring else None
+        self._pool = pool if isinstance(pool, Pool) else None
         self.blocks = blocks
         self._ring: Ring | None = None
         self.in_use_bytes: int | None = None  # when the ring was attached
@@ -40,10 +42,14 @@ class Workspaces:
         self._seen = 0  # operators that have begun, likewise
 
     def start(self) -> None:
-        """Attach a ring to the pool."""
-        if self._pool is not None:
-            self._ring = Ring(_RING_EVENTS)
-            self._pool.attach(self._ring)
+        """Attach a ring to the pool, unless another reader has attached one."""
+        if self._pool is None:
+            return
+        ring = Ring(_RING_EVENTS)
+        with contextlib.suppress(InvalidArgument):
+            self._pool.attach(ring)
+            self._ring = ring
+            self.blocks.is_whole = True
 
     def stop(self) -> None:
         """Detach the ring; calls after the first do nothing."""

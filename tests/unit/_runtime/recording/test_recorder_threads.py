@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from swapkit._native.pool import Ring, RingKind
 from swapkit._runtime.model.tracker import ModuleTracker
 from swapkit._runtime.recording.notes import Setting
 from swapkit._runtime.recording.recorder import Recorder
 from swapkit.api.recording import record
 from swapkit.ir.checks import check_trace
+from tests.support import installed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,3 +66,15 @@ def test_trace_when_an_operator_ends_after_the_recorder_has_stopped_then_it_is_n
     check_trace(trace)
     assert [each.name for each in trace.operators] == ["aten.exp.default"]
     assert [each.operator for each in trace.events] == [1]
+
+
+def test_storages_when_another_reader_has_the_pools_events_then_they_keep_their_bytes() -> None:
+    with installed() as installation, Ring(1 << 12) as ring:
+        model = nn.Sequential(*[nn.Linear(SIDE, SIDE) for _ in range(3)])
+        installation.pool.attach(ring)
+        trace = record(lambda: model(torch.ones(SIDE, SIDE)).sum().backward(), model)
+        installation.pool.detach()
+        events, _ = ring.read()
+    check_trace(trace)
+    assert all(each.nbytes > 0 for each in trace.storages)  # some have the address of a former one
+    assert len([each for each in events if each.kind is RingKind.TAKE]) > len(trace.operators)
