@@ -94,9 +94,16 @@ class Caught(Scenario):
 
 
 class Computing(Scenario):
-    """Rank 0 trains on without a collective."""
+    """Rank 0 trains on without a collective, one step further than rank 1."""
+
+    def before_step(self) -> None:
+        if RANK == 1:
+            dist.barrier()
+        super().before_step()
 
     def communicate(self) -> None:
+        if RANK == 0 and self.training.steps_done == FAILS_AT + 1:
+            dist.barrier()
         while RANK == 0 and self.training.steps_done > FAILS_AT:
             self.training.step()
 
