@@ -240,6 +240,7 @@ class Row:
     make: Callable[[], Program]
     label: str
     ranks: int = 2
+    is_first_limited: bool = False  # and the other ranks have all the memory that they take
 
 
 ROWS_BY_NAME = {
@@ -260,6 +261,9 @@ ROWS_BY_NAME = {
     "experts": Row(make=experts, label="expert parallel"),
     "gpipe": Row(make=gpipe, label="GPipe"),
     "1f1b": Row(make=one_f_one_b, label="1F1B"),
+    "1f1b_first": Row(
+        make=one_f_one_b, label="1F1B, budget of rank 0", ranks=4, is_first_limited=True
+    ),
     "1f1b_uneven": Row(make=uneven, label="1F1B, stages of 2 and 6"),
     "no_model": Row(make=no_model, label="1F1B, model=None"),
     "looped_bfs": Row(make=looped_bfs, label="LoopedBFS"),

@@ -20,12 +20,14 @@ def number_microbatches(
 ) -> list[int]:
     """Return the microbatch number of each operator.
 
-    A microbatch begins with each call of the root module. Without such calls, it begins with a
-    forward that saves something after a backward. A backward operator belongs to the microbatch
-    that saved the tensor used last.
+    In a pipeline, each microbatch of each stage has a number. Elsewhere a microbatch begins with
+    each call of the root module. Without such calls, it begins with a forward that saves something
+    after a backward. A backward operator belongs to the microbatch that saved the tensor used last.
     """
     if not rows:
         return []
+    if any(row.job for row in rows):
+        return list(_by_jobs(rows))
     by_calls = rows[-1].root_calls > 0
     numbers = _by_calls(rows, phases) if by_calls else _by_saves(phases, events)
     uses = [each for each in events if each.kind is EventKind.USE and each.save >= 0]
@@ -40,6 +42,16 @@ def number_microbatches(
             before = used[0][1]
         numbers[start:end] = _spread(used, start, end, before)
     return numbers
+
+
+def _by_jobs(rows: Sequence[NotedOperator]) -> Iterator[int]:
+    """Yield the numbers of jobs; what runs between two jobs belongs to the former."""
+    numbers: dict[tuple[int, int], int] = {}
+    number = 0
+    for row in rows:
+        if row.job is not None:
+            number = numbers.setdefault(row.job, len(numbers))
+        yield number
 
 
 def _spread(used: list[tuple[int, int]], start: int, end: int, current: int) -> Iterator[int]:

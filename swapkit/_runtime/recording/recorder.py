@@ -7,9 +7,10 @@ the recorder's own pair (`saved_events.py`).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from swapkit._native.pool import Pool
 from swapkit._runtime.operators.evidence import Evidence
@@ -21,8 +22,10 @@ from swapkit._runtime.recording.optimizer_steps import Optimizers
 from swapkit._runtime.recording.saved_events import Savings
 from swapkit._runtime.recording.tables.storages import tensors_in
 from swapkit._runtime.recording.tables.workspaces import NO_WORKSPACE
-from swapkit._runtime.recording.trace_builder import build_trace
+from swapkit._runtime.recording.trace_builder import WAIT, build_trace
 from swapkit._runtime.saved.hooks import is_in_region
+from swapkit._runtime.torch_compat import pipeline_jobs
+from swapkit._runtime.torch_compat.collective_waits import waits
 from swapkit._runtime.torch_compat.dispatch_modes import mode_stack
 from swapkit._runtime.torch_compat.internals import (
     NO_TASK,
@@ -35,7 +38,7 @@ from swapkit._runtime.torch_compat.isolation import untraced
 from swapkit.ir.traces import BEFORE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import torch
 
@@ -62,6 +65,7 @@ class Recorder(Notes):
         """Prepare; recording begins with `start`."""
         super().__init__(setting)
         self._task = NO_TASK  # the latest backward pass
+        self._job: tuple[int, int] | None = None  # of a pipeline: stage and microbatch
         self.optimizers = Optimizers(self, setting.optimizers)
         self.savings = Savings(self)
         # Reports the waits of operators to the timer; only our own pool does.
@@ -139,6 +143,10 @@ class Recorder(Notes):
             self._pool.watch(self.timer)
         undo.add(self.calls.stop)
         self.calls.start()
+        undo.add(functools.partial(waits.remove, self))
+        waits.add(self)
+        undo.add(functools.partial(pipeline_jobs.remove, self))
+        pipeline_jobs.add(self)
         undo.add(self._pause)
         self.is_paused = False
 
@@ -248,6 +256,37 @@ class Recorder(Notes):
             self._note(name, taken, (reads, writes), workspace, is_same=False)
             self.workspaces.close()
 
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Note a wait for a collective, as an operator without operands; one that fails is none."""
+        if self.is_paused or self.setting.hardware is not None or not self.is_here():
+            yield
+            return
+        with self.lock:
+            self._look()
+        begun = self.timer.begin()
+        try:
+            yield
+        except BaseException:
+            self.timer.abandon()
+            raise
+        taken = self.timer.end(begun, (cast("Operator", WAIT), (), {}), None)
+        with self.lock:
+            self.storages.look()
+            self._note(WAIT, taken, ((), ()), NO_WORKSPACE, is_same=False)
+
+    @contextlib.contextmanager
+    def working(self, stage: int, microbatch: int) -> Iterator[None]:
+        """Note to which job of a pipeline the operators in the block belong."""
+        if not self.is_here():
+            yield
+            return
+        former, self._job = self._job, (stage, microbatch)
+        try:
+            yield
+        finally:
+            self._job = former
+
     def _look_at_bytes(self, given: list[torch.Tensor], *, is_same: bool) -> Read | None:
         """Take checksums of the operands if a plan could repeat the operator; None: it cannot.
 
@@ -302,6 +341,7 @@ class Recorder(Notes):
             writes,
             workspace,
             is_same,
+            self._job,
         )
         self.rows.append(row)
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from swapkit._runtime.recording.saved_events import SavedEvent
     from swapkit._runtime.recording.tables.storages import StorageLife
 
+# An operator without operands: the step waits for a collective, that is, for other ranks.
+WAIT = "swapkit.wait"
 _OPTIMIZERS = (Kind.GRADIENT, Kind.OPTIMIZER_STATE)
 
 
@@ -35,6 +37,7 @@ def build_trace(
     Storage lives are read last, so that they cover every storage of the operators and events.
     """
     rows = notes.rows[: len(seconds)]
+    seconds = _shorten_waits(rows, seconds, step_seconds)
     events = [each for each in tuple(saved) if each.operator <= len(rows)]
     lives = tuple(notes.storages.lives)
     phases = _phases(rows, lives)
@@ -71,6 +74,23 @@ def build_trace(
         reserved_ratio=reserved_ratio,
     )
     return continue_after_passes(trace)
+
+
+def _shorten_waits(
+    rows: Sequence[NotedOperator], seconds: Sequence[float], step_seconds: float
+) -> Sequence[float]:
+    """Return the times of operators; waits have at most what such a step has besides the others.
+
+    While a step is recorded, ranks wait longer for each other.
+    """
+    waits = sum(each for row, each in zip(rows, seconds, strict=True) if row.name == WAIT)
+    most = step_seconds - (sum(seconds) - waits)
+    if not step_seconds or waits <= most:
+        return seconds
+    share = max(0.0, most / waits)
+    return [
+        each * share if row.name == WAIT else each for row, each in zip(rows, seconds, strict=True)
+    ]
 
 
 def _there(numbers: tuple[int, ...], storages: Sequence[Storage], operator: int) -> tuple[int, ...]:

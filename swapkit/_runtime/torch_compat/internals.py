@@ -278,6 +278,15 @@ def set_backward_class(function: Any, backward: Any) -> None:  # noqa: ANN401
     backward._forward_cls = function
 
 
+def work_class() -> Any:  # noqa: ANN401 - torch's Work
+    """Return the class of collectives under way; None: this build of torch has none."""
+    if not torch.distributed.is_available():
+        return None
+    from torch.distributed import distributed_c10d
+
+    return distributed_c10d.Work
+
+
 def default_store() -> Store:
     """Return the store of the default process group."""
     from torch.distributed import distributed_c10d  # not in every build

@@ -15,6 +15,7 @@ class Course:
     def __init__(self) -> None:
         self.operators = 0
         self.blocks = Blocks(lambda: self.operators)
+        self.blocks.is_whole = True
 
     def lives(self) -> list[tuple[int, int]]:
         return [(each.birth, each.death) for each in self.blocks.unowned()]

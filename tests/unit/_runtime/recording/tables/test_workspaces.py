@@ -46,6 +46,7 @@ def test_workspace_when_a_rescue_frees_memory_inside_then_that_is_not_counted(re
         ring_event(RingKind.OP_END, tables._OURS, level + made),
     ]
     workspaces = Workspaces(None, Blocks(lambda: 0))
+    workspaces.blocks.is_whole = True
     workspaces._ring = FakeRing(events)  # type: ignore[assignment]
     workspaces.read()
     assert workspaces.bytes_of(0) == workspace
