@@ -85,7 +85,7 @@ def _shorten_waits(
     """
     waits = sum(each for row, each in zip(rows, seconds, strict=True) if row.name == WAIT)
     most = step_seconds - (sum(seconds) - waits)
-    if not step_seconds or waits <= most:
+    if not step_seconds or not waits or waits <= most:
         return seconds
     share = max(0.0, most / waits)
     return [

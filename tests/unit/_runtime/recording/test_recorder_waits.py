@@ -15,18 +15,23 @@ from swapkit._runtime.recording.trace_builder import WAIT
 WAITED = 0.02
 
 
-@pytest.fixture
-def recorder() -> Recorder:
-    """A recorder that has seen two waits in a step."""
+def record(waits: int) -> Recorder:
+    """Return a recorder of a step with so many waits."""
     made = Recorder(Setting(device=torch.device("cpu"), tracker=ModuleTracker()))
     x = torch.ones(4, requires_grad=True)
     made.start()
-    for _ in range(2):
+    for _ in range(waits):
         with made.waiting():
             time.sleep(WAITED)
     x.exp().sum().backward()
     made.stop()
     return made
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    """A recorder that has seen two waits in a step."""
+    return record(2)
 
 
 def test_waits_when_the_steps_time_is_unknown_then_as_they_were(recorder: Recorder) -> None:
@@ -49,3 +54,8 @@ def test_waits_when_such_steps_take_less_then_they_fill_what_operators_leave(
     assert [each.seconds for each in least if each.name == WAIT] == [0.0, 0.0]
     longer = recorder.trace(step_seconds=others + 1.0).operators
     assert longer == operators
+
+
+def test_step_when_it_waits_nowhere_then_its_operators_keep_their_times() -> None:
+    recorder = record(0)
+    assert recorder.trace(step_seconds=1e-9).operators == recorder.trace().operators
