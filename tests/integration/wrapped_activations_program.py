@@ -230,6 +230,7 @@ def saved_bytes(training: Training) -> int:
             found[storage.data_ptr()] = storage  # kept: no other gets its address
         return tensor
 
+    torch.manual_seed(0)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         loss = training.forward()
     total = sum(storage.nbytes() for storage in found.values())
@@ -244,6 +245,7 @@ def moved_bytes(training: Training) -> int:
     runtime = get_runtime()
     swapper = runtime.default_swapper(runtime.cpu)
     before = swapper.counters().copied_out_bytes
+    torch.manual_seed(0)
     with swapkit.offload(min_bytes=0):
         loss = training.forward()
     loss.backward()
@@ -289,9 +291,7 @@ def run_all(names: list[str]) -> dict[str, Any]:
     for name in names:
         make_it, shares = PROGRAMS[name]
         training = make_it()
-        torch.manual_seed(0)
         found[f"{name}: saved"] = saved_bytes(training)
-        torch.manual_seed(0)
         # On a loaded machine, backward may need a tensor before its copy has begun: then it stays.
         found[f"{name}: moved"] = max(moved_bytes(training) for _ in range(ATTEMPTS))
         del training
