@@ -151,7 +151,7 @@ def print_rows(name: str, figures: Figures, percents: Sequence[int]) -> None:
     row = ROWS_BY_NAME[name]
     head = f"{row.label:<24} {row.ranks:5}"
     if f"{name}_failed" in figures:
-        print(f"{head} failed: {_last_line(figures[f'{name}_failed'])}", flush=True)
+        print(f"{head} failed: {_find_error(figures[f'{name}_failed'])}", flush=True)
         return
     for percent in percents:
         mine = {
@@ -183,9 +183,9 @@ def _times(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def _last_line(text: str) -> str:
+def _find_error(text: str) -> str:
     lines = [line for line in text.splitlines() if "Error" in line]
-    return (lines or ["no output"])[-1][:120]
+    return (lines or ["no output"])[0][:120]
 
 
 def find_misses(figures: Figures) -> list[str]:
