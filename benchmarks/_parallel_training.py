@@ -1,8 +1,8 @@
 """Trains programs of `_parallel_programs.py` on a rank: `_parallel_training.py PERCENTS NAMES...`.
 
-Run by torchrun, on each rank. For each program: once without a budget, then in sessions with shares
-of what this rank took, then in a scope that offloads all that autograd saves. Rank 0 prints a line
-of JSON for each program: for each rank, the figures of each way.
+Run by torchrun, on each rank. For each program: without a budget, in a scope that offloads all that
+autograd saves, then in sessions with shares of what this rank took. Rank 0 prints a line of JSON
+for each way: the figures of each rank. A rank without memory ends the program.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ import torch.distributed as dist
 
 import swapkit
 from benchmarks._parallel_programs import ROWS_BY_NAME, make_program
+from swapkit.planning.estimates import find_smallest
 from swapkit.testing import planning_at_once
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from benchmarks._parallel_parts import Program
 
@@ -108,10 +109,13 @@ def train_plainly(name: str) -> tuple[Figures, str]:
     saved = SavedBytes(program)
     with saved:
         program.step()
+    saved_bytes = saved.drop()
+    trace = swapkit.record(program.step, program.model, program.optimizers)
     figures = {
+        "least_bytes": find_smallest(trace, None, 1),
         "peak_bytes": peak_bytes,
         "seconds": sorted(seconds[2:])[len(seconds[2:]) // 2],
-        "saved_bytes": saved.drop(),
+        "saved_bytes": saved_bytes,
     }
     return figures, found
 
@@ -120,32 +124,26 @@ def train_within(name: str, limit_bytes: int, expected: str) -> Figures:
     """Train in a session; compare the bits after its last step."""
     program = start(name)
     losses, rescues = [], []
-    try:
-        # A rank that fails alone would leave the others waiting.
-        parts = program.model, program.optimizers
-        with swapkit.budget(limit_bytes, *parts, on_oom="all") as session:
-            with planning_at_once():
-                for _ in range(STEPS):
-                    losses.append(program.step())
-                    rescues.append(session.stats.oom_rescues)
-            same = digest(losses, program) == expected
-            stats, plan, trace = session.stats, session.plan, session.trace
-            return {
-                "limit_bytes": limit_bytes,
-                "same": same,
-                "peak_bytes": stats.peak_bytes,
-                "stage": session.stage,
-                "is_planned": plan is not None,
-                "settled_rescues": rescues[-1] - rescues[-1 - SETTLED],
-                "trace_peak_bytes": None if trace is None else trace.peak_bytes,
-                "predicted_seconds": stats.predicted_step_seconds,
-                "seconds": stats.step_seconds,
-                "moved_bytes": stats.swapped_out_bytes,
-            }
-    except (torch.OutOfMemoryError, swapkit.SwapkitError, RuntimeError) as error:
-        text = f"{type(error).__name__}: {error}"[:500]
-        sys.stderr.write(f"{text}\n")
-        return {"limit_bytes": limit_bytes, "failed": text}
+    # A rank that fails alone would leave the others waiting.
+    parts = program.model, program.optimizers
+    with swapkit.budget(limit_bytes, *parts, on_oom="all") as session:
+        with planning_at_once():
+            for _ in range(STEPS):
+                losses.append(program.step())
+                rescues.append(session.stats.oom_rescues)
+        same = digest(losses, program) == expected
+        stats, plan, trace = session.stats, session.plan, session.trace
+    return {
+        "limit_bytes": limit_bytes,
+        "same": same,
+        "peak_bytes": stats.peak_bytes,
+        "stage": session.stage,
+        "is_planned": plan is not None,
+        "settled_rescues": rescues[-1] - rescues[-1 - SETTLED],
+        "trace_peak_bytes": None if trace is None else trace.peak_bytes,
+        "predicted_seconds": stats.predicted_step_seconds,
+        "seconds": stats.step_seconds,
+    }
 
 
 def train_offloading(name: str, limit_bytes: int) -> Figures:
@@ -159,20 +157,15 @@ def train_offloading(name: str, limit_bytes: int) -> Figures:
         return {"moved_bytes": session.stats.swapped_out_bytes - before}
 
 
-def measure(name: str, percents: list[int]) -> Figures:
-    """Train a program in all ways."""
+def measure(name: str, percents: list[int]) -> Iterator[tuple[str, Figures]]:
+    """Train a program in all ways; yield the name of each way and its figures."""
     plain, expected = train_plainly(name)
-    found: Figures = {"plain": plain}
+    yield "plain", plain
+    yield "offload", train_offloading(name, 4 * plain["peak_bytes"])
     for percent in percents:
         is_limited = dist.get_rank() == 0 or not ROWS_BY_NAME[name].is_first_limited
         limit_bytes = plain["peak_bytes"] * (percent if is_limited else 200) // 100
-        found[str(percent)] = within = train_within(name, limit_bytes, expected)
-        failures: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(failures, within.get("failed"))
-        if any(failures):
-            break  # the ranks are not at the same collective any more
-    found["offload"] = train_offloading(name, 4 * plain["peak_bytes"])
-    return found
+        yield str(percent), train_within(name, limit_bytes, expected)
 
 
 def main() -> None:
@@ -182,12 +175,13 @@ def main() -> None:
     swapkit.install(device="cpu")
     percents = [int(each) for each in sys.argv[1].split(",")]
     for name in sys.argv[2:]:
-        found = measure(name, percents)
-        everywhere: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everywhere, found)
-        if dist.get_rank() == 0:
-            sys.stdout.write(json.dumps({"name": name, "ranks": everywhere}) + "\n")
-            sys.stdout.flush()
+        for way, found in measure(name, percents):
+            everywhere: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(everywhere, found)
+            if dist.get_rank() == 0:
+                line = json.dumps({"name": name, "way": way, "ranks": everywhere})
+                sys.stdout.write(f"{line}\n")
+                sys.stdout.flush()
     dist.barrier()
     dist.destroy_process_group()
 

@@ -12,6 +12,8 @@ worst rank:
 - `trace`: most bytes of the recorded step over the most bytes of a plain one, less 1.
 - `predicted`: the plan's predicted step over the measured one, less 1.
 - `time`: the measured step over the plain one.
+- "needs": the smallest budget for a plan of the worst rank's recorded step; that a program runs out
+  of memory with less is no miss.
 - `moved`: bytes that `swapkit.offload()` moved in a step over those that autograd saved, without
   parameters.
 
@@ -48,21 +50,24 @@ Figures = dict[str, Any]
 
 
 def run(names: Sequence[str], ranks: int, percents: Sequence[int]) -> Iterator[Figures]:
-    """Yield what a launch prints for each program. A program that fails ends its launch."""
+    """Yield for each program what its ranks found, by way. One that fails ends its launch."""
     while names:
-        done = 0
+        done: Figures = {"name": names[0]}
         with tempfile.TemporaryFile("w+") as errors:
             with _launch(names, ranks, percents, errors) as process:
                 assert process.stdout is not None
                 for line in process.stdout:
                     if line.startswith("{"):
-                        done += 1
-                        yield json.loads(line)
+                        printed = json.loads(line)
+                        done[printed["way"]] = printed["ranks"]
+                    if len(done) == 1 + len(("plain", "offload", *percents)):
+                        yield done
+                        names = names[1:]
+                        done = {"name": names[0]} if names else {}
             errors.seek(0)
             text = errors.read()
-        names = names[done:]
         if names:
-            yield {"name": names[0], "failed": text[-4000:]}
+            yield {**done, "failed": _find_error(text)}
             names = names[1:]
 
 
@@ -82,25 +87,21 @@ def _launch(
 def summarize(found: Figures, percents: Sequence[int]) -> Figures:
     """Return the figures of a program: those of its worst rank."""
     name = found["name"]
-    if "failed" in found:
+    if "offload" not in found:
         return {f"{name}_failed": found["failed"]}
-    ranks = found["ranks"]
-    figures: Figures = {}
-    saved, moved = (
-        [each[way][key] for each in ranks]
-        for way, key in (("plain", "saved_bytes"), ("offload", "moved_bytes"))
-    )
-    figures[f"{name}_moved"] = min(map(_share, moved, saved))
+    plain = found["plain"]
+    saved = [each["saved_bytes"] for each in plain]
+    moved = [each["moved_bytes"] for each in found["offload"]]
+    figures: Figures = {f"{name}_moved": min(map(_share, moved, saved))}
     for percent in percents:
-        within = [each.get(str(percent), {"failed": "not run"}) for each in ranks]
-        failed = [each["failed"] for each in within if "failed" in each]
-        if failed:
-            figures[f"{name}_{percent}_failed"] = failed[0]
-            continue
-        plain = [each["plain"] for each in ranks]
-        figures |= {
-            f"{name}_{percent}_{key}": value for key, value in _worst(within, plain).items()
-        }
+        start, within = f"{name}_{percent}", found.get(str(percent))
+        if within is None:
+            least = max(each["least_bytes"] / each["peak_bytes"] for each in plain)
+            is_too_small = percent < 100 * least
+            end, value = ("least", least) if is_too_small else ("failed", found["failed"])
+            figures[f"{start}_{end}"] = value
+            break
+        figures |= {f"{start}_{key}": value for key, value in _worst(within, plain).items()}
     return figures
 
 
@@ -151,7 +152,7 @@ def print_rows(name: str, figures: Figures, percents: Sequence[int]) -> None:
     row = ROWS_BY_NAME[name]
     head = f"{row.label:<24} {row.ranks:5}"
     if f"{name}_failed" in figures:
-        print(f"{head} failed: {_find_error(figures[f'{name}_failed'])}", flush=True)
+        print(f"{head} failed: {figures[f'{name}_failed']}", flush=True)
         return
     for percent in percents:
         mine = {
@@ -160,9 +161,16 @@ def print_rows(name: str, figures: Figures, percents: Sequence[int]) -> None:
             if key.startswith(f"{name}_{percent}_")
         }
         start = f"{head} {figures[f'{name}_moved']:7.1%} {percent:6}%"
+        if "least" in mine:
+            print(
+                f"{start} out of memory: the step of a rank needs {mine['least']:.0%}", flush=True
+            )
+            break
+        if not mine:  # the one before has failed
+            break
         if "failed" in mine:
-            print(f"{start} {mine['failed'].splitlines()[0][:100]}", flush=True)
-            continue
+            print(f"{start} {mine['failed']}", flush=True)
+            break
         print(
             f"{start} {_yes(mine['same']):>5} {_yes(mine['held']):>5} "
             f"{_yes(mine['is_planned']):>8} {mine['rescues']:8} {_percent(mine['trace_error']):>8} "
@@ -184,7 +192,8 @@ def _times(value: float | None) -> str:
 
 
 def _find_error(text: str) -> str:
-    lines = [line for line in text.splitlines() if "Error" in line]
+    errors = [line for line in text.splitlines() if "Error" in line]
+    lines = [line for line in errors if "swapkit" in line] or errors
     return (lines or ["no output"])[0][:120]
 
 

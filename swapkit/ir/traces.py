@@ -19,6 +19,11 @@ from itertools import accumulate
 from swapkit.units import format_bytes
 
 VERSION = 1
+# An operator without operands: the step waits for a collective, that is, for other ranks.
+WAIT = "swapkit.wait"
+_WAITS = frozenset(
+    {WAIT, "_c10d_functional.wait_tensor.default", "c10d_functional.wait_tensor.default"}
+)
 BEFORE = -1  # the birth of a storage that existed before the step
 
 
@@ -90,6 +95,11 @@ class Storage:
         if self.kind not in {Kind.ACTIVATION, Kind.INPUT} or last_use >= need:
             return True
         return self.kind is Kind.ACTIVATION and self.is_saved
+
+
+def is_wait(name: str) -> bool:
+    """Return whether an operator of this name only waits for other ranks."""
+    return name in _WAITS
 
 
 class EventKind(enum.Enum):

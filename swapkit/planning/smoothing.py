@@ -7,6 +7,8 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from swapkit.ir.traces import is_wait
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
@@ -17,14 +19,15 @@ def smooth_times(trace: Trace, doubtful: Collection[int] = ()) -> Trace:
     """Return a trace in which all operators of one kind take the median of their times.
 
     Operators of one kind have the same name, phase and sizes. A model repeats its layers, while
-    other programs, and one-time costs such as the first use of memory, disturb few operators.
+    other programs, and one-time costs such as the first use of memory, disturb few operators. How
+    long an operator waits for other ranks depends on its place in the step: it keeps its time.
 
     Args:
         trace: the recorded trace.
         doubtful: operators whose time is only an upper bound. They count if all operators of their
             kind are doubtful; then the kind takes the shortest of their times.
     """
-    kinds = [_kind(trace, operator) for operator in trace.operators]
+    kinds = _list_kinds(trace)
     certain, most = _find_seconds(trace, kinds, doubtful)
     found = {kind: min(each) for kind, each in most.items()}
     found.update((kind, statistics.median(each)) for kind, each in certain.items())
@@ -37,7 +40,7 @@ def smooth_times(trace: Trace, doubtful: Collection[int] = ()) -> Trace:
 
 def find_doubt(trace: Trace, doubtful: Collection[int]) -> float:
     """Return the share of the step's time in kinds whose operators are all doubtful."""
-    kinds = [_kind(trace, operator) for operator in trace.operators]
+    kinds = _list_kinds(trace)
     certain, most = _find_seconds(trace, kinds, doubtful)
     doubt = sum(sum(each) for kind, each in most.items() if kind not in certain)
     seconds = sum(operator.seconds for operator in trace.operators)
@@ -53,6 +56,14 @@ def _find_seconds(
     for index, (kind, operator) in enumerate(zip(kinds, trace.operators, strict=True)):
         (most if index in doubtful else certain)[kind].append(operator.seconds)
     return certain, most
+
+
+def _list_kinds(trace: Trace) -> list[object]:
+    """Return the kind of each operator; a wait has a kind of its own."""
+    return [
+        index if is_wait(operator.name) else _kind(trace, operator)
+        for index, operator in enumerate(trace.operators)
+    ]
 
 
 def _kind(trace: Trace, operator: Operator) -> object:

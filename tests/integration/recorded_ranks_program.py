@@ -21,8 +21,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
 
 import swapkit
-from swapkit._runtime.recording.trace_builder import WAIT
 from swapkit._runtime.torch_compat.internals import default_store
+from swapkit.ir.traces import WAIT
 from tests.support.ranks import tell_and_exit
 
 if TYPE_CHECKING:

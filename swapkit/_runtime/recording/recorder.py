@@ -22,7 +22,7 @@ from swapkit._runtime.recording.optimizer_steps import Optimizers
 from swapkit._runtime.recording.saved_events import Savings
 from swapkit._runtime.recording.tables.storages import tensors_in
 from swapkit._runtime.recording.tables.workspaces import NO_WORKSPACE
-from swapkit._runtime.recording.trace_builder import WAIT, build_trace
+from swapkit._runtime.recording.trace_builder import build_trace
 from swapkit._runtime.saved.hooks import is_in_region
 from swapkit._runtime.torch_compat import pipeline_jobs
 from swapkit._runtime.torch_compat.collective_waits import waits
@@ -35,7 +35,7 @@ from swapkit._runtime.torch_compat.internals import (
     parameters_of,
 )
 from swapkit._runtime.torch_compat.isolation import untraced
-from swapkit.ir.traces import BEFORE
+from swapkit.ir.traces import BEFORE, WAIT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

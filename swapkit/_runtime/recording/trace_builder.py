@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from swapkit._runtime.recording.microbatches import number_microbatches
 from swapkit._runtime.recording.tables.blocks import ALIVE
 from swapkit.ir.passes import continue_after_passes
-from swapkit.ir.traces import BEFORE, Event, Kind, Operator, Phase, Storage, Trace
+from swapkit.ir.traces import BEFORE, Event, Kind, Operator, Phase, Storage, Trace, is_wait
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from swapkit._runtime.recording.saved_events import SavedEvent
     from swapkit._runtime.recording.tables.storages import StorageLife
 
-# An operator without operands: the step waits for a collective, that is, for other ranks.
-WAIT = "swapkit.wait"
 _OPTIMIZERS = (Kind.GRADIENT, Kind.OPTIMIZER_STATE)
 
 
@@ -83,13 +81,13 @@ def _shorten_waits(
 
     While a step is recorded, ranks wait longer for each other.
     """
-    waits = sum(each for row, each in zip(rows, seconds, strict=True) if row.name == WAIT)
+    waits = sum(each for row, each in zip(rows, seconds, strict=True) if is_wait(row.name))
     most = step_seconds - (sum(seconds) - waits)
     if not step_seconds or not waits or waits <= most:
         return seconds
     share = max(0.0, most / waits)
     return [
-        each * share if row.name == WAIT else each for row, each in zip(rows, seconds, strict=True)
+        each * share if is_wait(row.name) else each for row, each in zip(rows, seconds, strict=True)
     ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swapkit.ir.traces import Operator, Phase, Storage, Trace
+from swapkit.ir.traces import WAIT, Operator, Phase, Storage, Trace
 from swapkit.planning.smoothing import find_doubt, smooth_times
 
 SMALL, LARGE = 0, 1
@@ -37,6 +37,11 @@ def test_times_when_some_of_a_kind_are_doubtful_then_the_others_count() -> None:
 
 def test_times_when_all_of_a_kind_are_doubtful_then_the_least_of_them_counts() -> None:
     assert smooth(operator(9.0), operator(7.0), operator(8.0), doubtful=(0, 1, 2)) == [7.0] * 3
+
+
+def test_times_when_operators_wait_for_other_ranks_then_each_keeps_its_own() -> None:
+    waits = operator(1.0, name=WAIT), operator(9.0, name=WAIT), operator(1.0, name=WAIT)
+    assert smooth(*waits) == [1.0, 9.0, 1.0]
 
 
 def test_doubt_when_a_kind_has_a_certain_time_then_its_doubtful_ones_do_not_count() -> None:

@@ -10,7 +10,7 @@ import torch
 from swapkit._runtime.model.tracker import ModuleTracker
 from swapkit._runtime.recording.notes import Setting
 from swapkit._runtime.recording.recorder import Recorder
-from swapkit._runtime.recording.trace_builder import WAIT
+from swapkit.ir.traces import WAIT
 
 WAITED = 0.02
 
