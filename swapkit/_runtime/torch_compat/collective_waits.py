@@ -13,6 +13,7 @@ from swapkit._runtime.torch_compat.isolation import untraced
 from swapkit._runtime.torch_compat.replaced_methods import ReplacedMethod
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
 
@@ -23,15 +24,17 @@ class WaitListener(Protocol):
         """Return what the wait runs in."""
 
 
-# Its name, and that it calls torch's method itself, keep pybind11 from taking it for an override in
-# subclasses written in Python: torch's method would call it again.
-@untraced
-def wait(self: object, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - torch's
-    """Wait as torch's own method does, inside of what the listeners return."""
-    with contextlib.ExitStack() as stack:
-        for listener in waits.listeners:
-            stack.enter_context(listener.waiting())
-        return waits.plain(self, *args, **kwargs)
+def _make(plain: Any) -> Callable[..., Any]:  # noqa: ANN401 - torch's method
+    # Its name, and that it calls torch's method itself, keep pybind11 from taking it for an
+    # override in subclasses written in Python: torch's method would call it again.
+    @untraced
+    def wait(self: object, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - torch's
+        with contextlib.ExitStack() as stack:
+            for listener in waits.listeners_of(wait):
+                stack.enter_context(listener.waiting())
+            return plain(self, *args, **kwargs)
+
+    return wait
 
 
-waits: ReplacedMethod[WaitListener] = ReplacedMethod(work_class, "wait", wait)
+waits: ReplacedMethod[WaitListener] = ReplacedMethod(work_class, "wait", _make)

@@ -10,6 +10,7 @@ from swapkit._runtime.torch_compat.isolation import untraced_itself
 from swapkit._runtime.torch_compat.replaced_methods import ReplacedMethod
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
 _STAGES = "torch.distributed.pipelining.stage"
@@ -30,15 +31,18 @@ def _stage_class() -> Any:  # noqa: ANN401 - torch's base class of stages
 
 
 def _replace(name: str) -> ReplacedMethod[JobListener]:
-    @untraced_itself
-    def run(stage: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - torch's
-        microbatch = args[0] if args else next(iter(kwargs.values()))
-        with contextlib.ExitStack() as stack:
-            for listener in replaced.listeners:
-                stack.enter_context(listener.working(stage.stage_index, microbatch))
-            return replaced.plain(stage, *args, **kwargs)
+    def make(plain: Any) -> Callable[..., Any]:  # noqa: ANN401 - torch's method
+        @untraced_itself
+        def run(stage: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - torch's
+            microbatch = args[0] if args else next(iter(kwargs.values()))
+            with contextlib.ExitStack() as stack:
+                for listener in replaced.listeners_of(run):
+                    stack.enter_context(listener.working(stage.stage_index, microbatch))
+                return plain(stage, *args, **kwargs)
 
-    replaced: ReplacedMethod[JobListener] = ReplacedMethod(_stage_class, name, run)
+        return run
+
+    replaced: ReplacedMethod[JobListener] = ReplacedMethod(_stage_class, name, make)
     return replaced
 
 

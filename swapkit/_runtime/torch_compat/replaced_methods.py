@@ -12,18 +12,32 @@ _Listener = TypeVar("_Listener")
 
 
 class ReplacedMethod(Generic[_Listener]):
-    """One method; `listeners` are for its replacement, which calls `plain`."""
+    """One method. Each replacement is a new one that knows the method in its place.
+
+    So another library may replace the method, too, at any time, and call what it found there.
+    """
 
     def __init__(
-        self, find_class: Callable[[], Any], name: str, replacement: Callable[..., Any]
+        self, find_class: Callable[[], Any], name: str, make: Callable[[Any], Callable[..., Any]]
     ) -> None:
-        """Replace nothing yet. `find_class`: returns None if there is no such class here."""
-        self.listeners: tuple[_Listener, ...] = ()
-        self.plain: Any = None
+        """Replace nothing yet.
+
+        Args:
+            find_class: returns torch's class; None: there is no such class here.
+            name: of the method.
+            make: returns a replacement that reports to `listeners_of` it, and calls its argument.
+        """
+        self._listeners: tuple[_Listener, ...] = ()
         self._find_class = find_class
         self._name = name
-        self._replacement = replacement
+        self._make = make
+        self._plain: Any = None
+        self._replacement: Callable[..., Any] | None = None  # while it is there
         self._lock = threading.Lock()
+
+    def listeners_of(self, replacement: Callable[..., Any]) -> tuple[_Listener, ...]:
+        """Return to whom a replacement reports: nobody if it is one of earlier."""
+        return self._listeners if replacement is self._replacement else ()
 
     def add(self, listener: _Listener) -> None:
         """Report calls to a listener from now on."""
@@ -31,10 +45,10 @@ class ReplacedMethod(Generic[_Listener]):
         if owner is None:
             return
         with self._lock:
-            self.listeners = (*self.listeners, listener)
-            method = getattr(owner, self._name)
-            if method is not self._replacement:
-                self.plain = method
+            self._listeners = (*self._listeners, listener)
+            if self._replacement is None:
+                self._plain = getattr(owner, self._name)
+                self._replacement = self._make(self._plain)
                 setattr(owner, self._name, self._replacement)
 
     def remove(self, listener: _Listener) -> None:
@@ -44,7 +58,9 @@ class ReplacedMethod(Generic[_Listener]):
         """
         owner = self._find_class()
         with self._lock:
-            self.listeners = tuple(each for each in self.listeners if each is not listener)
-            is_ours = owner is not None and getattr(owner, self._name) is self._replacement
-            if is_ours and not self.listeners:
-                setattr(owner, self._name, self.plain)
+            self._listeners = tuple(each for each in self._listeners if each is not listener)
+            if self._listeners or self._replacement is None:
+                return
+            if getattr(owner, self._name) is self._replacement:
+                setattr(owner, self._name, self._plain)
+            self._replacement = None
