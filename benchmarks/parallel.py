@@ -106,11 +106,8 @@ def summarize(found: Figures, percents: Sequence[int]) -> Figures:
 
 
 def _worst(within: Sequence[Figures], plain: Sequence[Figures]) -> Figures:
-    peaks = [
-        (each["trace_peak_bytes"], other["peak_bytes"])
-        for each, other in zip(within, plain, strict=True)
-    ]
-    times = [(each["seconds"], other["seconds"]) for each, other in zip(within, plain, strict=True)]
+    both = list(zip(within, plain, strict=True))
+    peaks = [(each["trace_peak_bytes"], other["peak_bytes"]) for each, other in both]
     pairs = [(each["predicted_seconds"], each["seconds"]) for each in within]
     return {
         "same": all(each["same"] for each in within),
@@ -119,7 +116,7 @@ def _worst(within: Sequence[Figures], plain: Sequence[Figures]) -> Figures:
         "stage": "/".join(sorted({each["stage"] for each in within})),
         "rescues": max(each["settled_rescues"] for each in within),
         "trace_error": _largest(peaks),
-        "time": max(one / other for one, other in times) if all(one for one, _ in times) else None,
+        "time": max(each["seconds"] / other["seconds"] for each, other in both),
         "predicted_error": _largest(pairs),
     }
 

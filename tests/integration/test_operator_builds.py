@@ -64,9 +64,10 @@ def test_program_when_built_with_the_flags_then_runs_without_python_and_torch(
         cwd=tmp_path,
     )
     assert run(program, cwd=tmp_path) == "0 0\n"
-    loaded = run("ldd", program, cwd=tmp_path)
+    lines = run("ldd", program, cwd=tmp_path).splitlines()
+    loaded = {line.split()[0] for line in lines}  # an address may look like any name
     assert "libswapkit.so" in loaded
-    assert not [name for name in TORCH if name in loaded.replace(str(ROOT), "")]
+    assert not [(name, each) for name in TORCH for each in loaded if name in each]
 
 
 @pytest.mark.promise("F3")

@@ -14,8 +14,9 @@ from tests.support.ranks import run_on_ranks
 PROGRAM = ROOT / "tests" / "integration" / "pipelines_program.py"
 NEAR = 0.02  # of a peak
 # A rank that passes results to itself keeps those of the last step until it has new ones. The
-# recorder did not see them, so they count to the end of the step.
-NEAR_MIRRORED = 0.05
+# recorder did not see them, so they count to the end of the step; so does what a thread of gloo, on
+# a loaded machine, has not given back yet.
+NEAR_MIRRORED = 0.10
 SETTLED = 3  # the last steps
 
 

@@ -53,12 +53,12 @@ def test_step_when_parameters_are_sharded_then_each_collective_is_there_with_its
         assert rank["phases"] == ["backward", "forward"]
 
 
-def test_microbatches_when_a_rank_has_two_stages_then_each_of_each_stage_has_its_number() -> None:
-    for rank in found("pipeline"):
+def test_microbatches_when_a_rank_has_two_stages_then_they_are_those_of_the_schedule() -> None:
+    for number, rank in enumerate(found("pipeline")):
         forward, backward = rank["tanh"]
-        assert forward == list(range(2 * MICROBATCHES))
-        assert sorted(backward) == forward
-        assert backward != forward  # the last stage's come first
+        assert sorted(forward) == sorted(2 * list(range(MICROBATCHES)))  # once for each stage
+        assert sorted(backward) == sorted(forward)
+        assert forward[:4] == [0, 1, 0, 1], number
         assert rank["operators"][WAIT] > 0
 
 

@@ -20,14 +20,21 @@ def number_microbatches(
 ) -> list[int]:
     """Return the microbatch number of each operator.
 
-    In a pipeline, each microbatch of each stage has a number. Elsewhere a microbatch begins with
-    each call of the root module. Without such calls, it begins with a forward that saves something
-    after a backward. A backward operator belongs to the microbatch that saved the tensor used last.
+    In a pipeline, its schedule says. Elsewhere a microbatch begins with each call of the root
+    module. Without such calls, it begins with a forward that saves something after a backward. A
+    backward operator belongs to the microbatch that saved the tensor used last.
     """
     if not rows:
         return []
-    if any(row.job for row in rows):
-        return list(_by_jobs(rows))
+    if any(row.microbatch is not None for row in rows):
+        return list(_by_schedule(rows))
+    return _by_uses(rows, phases, events)
+
+
+def _by_uses(
+    rows: Sequence[NotedOperator], phases: Sequence[Phase], events: Sequence[SavedEvent]
+) -> list[int]:
+    """Number by calls or saves, and backward by the saved tensors that it uses."""
     by_calls = rows[-1].root_calls > 0
     numbers = _by_calls(rows, phases) if by_calls else _by_saves(phases, events)
     uses = [each for each in events if each.kind is EventKind.USE and each.save >= 0]
@@ -44,13 +51,12 @@ def number_microbatches(
     return numbers
 
 
-def _by_jobs(rows: Sequence[NotedOperator]) -> Iterator[int]:
-    """Yield the numbers of jobs; what runs between two jobs belongs to the former."""
-    numbers: dict[tuple[int, int], int] = {}
+def _by_schedule(rows: Sequence[NotedOperator]) -> Iterator[int]:
+    """Yield the schedule's numbers; what runs between two of its jobs belongs to the former."""
     number = 0
     for row in rows:
-        if row.job is not None:
-            number = numbers.setdefault(row.job, len(numbers))
+        if row.microbatch is not None:
+            number = row.microbatch
         yield number
 
 

@@ -64,7 +64,7 @@ class NotedOperator(NamedTuple):
     writes: tuple[int, ...]
     workspace: int
     is_repeatable: bool
-    job: tuple[int, int] | None  # of a pipeline's schedule: stage and microbatch
+    microbatch: int | None  # of a pipeline's schedule
 
 
 class Notes:

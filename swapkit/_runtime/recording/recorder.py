@@ -65,7 +65,7 @@ class Recorder(Notes):
         """Prepare; recording begins with `start`."""
         super().__init__(setting)
         self._task = NO_TASK  # the latest backward pass
-        self._job: tuple[int, int] | None = None  # of a pipeline: stage and microbatch
+        self._microbatch: int | None = None  # that a pipeline's schedule works on
         self.optimizers = Optimizers(self, setting.optimizers)
         self.savings = Savings(self)
         # Reports the waits of operators to the timer; only our own pool does.
@@ -276,16 +276,16 @@ class Recorder(Notes):
             self._note(WAIT, taken, ((), ()), NO_WORKSPACE, is_same=False)
 
     @contextlib.contextmanager
-    def working(self, stage: int, microbatch: int) -> Iterator[None]:
-        """Note to which job of a pipeline the operators in the block belong."""
+    def working(self, microbatch: int) -> Iterator[None]:
+        """Note on which microbatch of a pipeline the operators in the block work."""
         if not self.is_here():
             yield
             return
-        former, self._job = self._job, (stage, microbatch)
+        former, self._microbatch = self._microbatch, microbatch
         try:
             yield
         finally:
-            self._job = former
+            self._microbatch = former
 
     def _look_at_bytes(self, given: list[torch.Tensor], *, is_same: bool) -> Read | None:
         """Take checksums of the operands if a plan could repeat the operator; None: it cannot.
@@ -341,7 +341,7 @@ class Recorder(Notes):
             writes,
             workspace,
             is_same,
-            self._job,
+            self._microbatch,
         )
         self.rows.append(row)
 

@@ -20,7 +20,7 @@ _NAMES = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk"
 class JobListener(Protocol):
     """Notified of every job of a stage, on the thread that runs it, with no lock held."""
 
-    def working(self, stage: int, microbatch: int, /) -> AbstractContextManager[None]:
+    def working(self, microbatch: int, /) -> AbstractContextManager[None]:
         """Return what the job runs in."""
 
 
@@ -37,7 +37,7 @@ def _replace(name: str) -> ReplacedMethod[JobListener]:
             microbatch = args[0] if args else next(iter(kwargs.values()))
             with contextlib.ExitStack() as stack:
                 for listener in replaced.listeners_of(run):
-                    stack.enter_context(listener.working(stage.stage_index, microbatch))
+                    stack.enter_context(listener.working(microbatch))
                 return plain(stage, *args, **kwargs)
 
         return run
