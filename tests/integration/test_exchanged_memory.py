@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 
 import swapkit
 from swapkit.testing import slow_link
+from tests.support import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 WIDTH, LAYERS, STEPS = 512, 6, 9
 EXCHANGING = 6  # the first step that does
 BYTES_PER_SECOND = 1e8
-LIMIT = "14MiB"
+LIMIT_BYTES = 14 * MIB
 
 pytestmark = pytest.mark.usefixtures("installation", "steady_machine")
 
@@ -27,16 +29,28 @@ def share(tensor: torch.Tensor) -> None:
     tensor.detach().share_memory_()
 
 
-def refill(tensor: torch.Tensor) -> None:
+def refill(tensor: torch.Tensor, meanwhile: Callable[[], None] | None = None) -> None:
     """Give its memory up and take other memory, which gets the same numbers."""
     values = tensor.detach().clone()
     storage = tensor.untyped_storage()
     nbytes = storage.nbytes()
     storage.resize_(0)
     other = torch.full_like(values, 9.0)  # where the numbers were
+    if meanwhile is not None:
+        meanwhile()
     storage.resize_(nbytes)
     torch.empty(0).set_(storage, 0, values.shape, values.stride()).copy_(values)
     del other
+
+
+def refill_under_pressure(tensor: torch.Tensor) -> None:
+    """Refill it, and while it has no memory let all that leaves be released."""
+
+    def press() -> None:
+        with contextlib.suppress(torch.OutOfMemoryError):  # raised within a budget only
+            torch.empty(LIMIT_BYTES, dtype=torch.uint8)
+
+    refill(tensor, press)
 
 
 class Layer(nn.Module):
@@ -55,7 +69,7 @@ class Layer(nn.Module):
         return result
 
 
-def train(exchange: Callable[[torch.Tensor], None], limit: str | None) -> list[torch.Tensor]:
+def train(exchange: Callable[[torch.Tensor], None], limit: int | None) -> list[torch.Tensor]:
     torch.manual_seed(0)
     model = nn.Sequential(*[Layer() for _ in range(LAYERS)])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -85,10 +99,10 @@ def train(exchange: Callable[[torch.Tensor], None], limit: str | None) -> list[t
     return found
 
 
-@pytest.mark.parametrize("exchange", [share, refill])
+@pytest.mark.parametrize("exchange", [share, refill, refill_under_pressure])
 def test_copy_when_the_memory_in_the_storage_is_exchanged_meanwhile_then_same_gradients(
     exchange: Callable[[torch.Tensor], None],
 ) -> None:
-    plain, planned = train(exchange, None), train(exchange, LIMIT)
+    plain, planned = train(exchange, None), train(exchange, LIMIT_BYTES)
     assert len(plain) == len(planned)
     assert all(map(torch.equal, plain, planned))

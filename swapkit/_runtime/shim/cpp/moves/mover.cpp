@@ -151,6 +151,7 @@ static bool begin(Mover *mover, Group *group) {
     if (group->native != nullptr) {
         return true;
     }
+    group_measure(group);
     std::size_t part = 0, nbytes = group->nbytes;
     if (group_is_partial(group)) {
         part = group->cover.begin_bytes / part_alignment * part_alignment;

@@ -282,22 +282,25 @@ void group_cover(Group *group, Span span) {
     group->cover.end_bytes = std::max(group->cover.end_bytes, span.end_bytes + group->shift_bytes);
 }
 
+void group_measure(Group *group) {
+    if (group->is_moved == 0) {
+        group->part_bytes = 0;
+        group->nbytes = group->storage->nbytes();
+    }
+}
+
 void group_end_copy(Group *group) {
     SWAPKIT_ASSERT(group_state(group) == SK_GROUP_RESIDENT && group->shift_bytes == 0);
     group->state_at = &resident;
     links.sk_group_destroy(std::exchange(group->native, nullptr));
-    group->part_bytes = 0;
-    group->nbytes = group->storage->nbytes();
+    group_measure(group);
 }
 
 void group_forget_copy(Group *group) {
     SWAPKIT_ASSERT(group->storage != nullptr && group->native != nullptr);
     links.sk_group_destroy(std::exchange(group->native, nullptr));
     group->state_at = &resident;
-    if (group->is_moved == 0) {
-        group->part_bytes = 0;
-        group->nbytes = group->storage->nbytes();
-    }
+    group_measure(group);
 }
 
 void group_drop_copy(Group *group) {
