@@ -16,7 +16,6 @@ import logging
 import re
 import threading
 import uuid
-import weakref
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,6 +24,7 @@ import torch
 import torch.distributed
 
 from swapkit._native.lib import defer_interruption, forget_interruption
+from swapkit._runtime.control import store_threads
 from swapkit._runtime.control.rank_groups import OnePerGroup
 from swapkit._runtime.torch_compat.internals import connect_again
 from swapkit._runtime.torch_compat.process_groups import end_collectives
@@ -206,26 +206,14 @@ class RankAlarm:
                 defer_interruption(self.failure, thread)
 
 
-_running: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-
-
 def _run(target: Callable[..., None], *args: object) -> None:
-    """Run a function on a thread that the interpreter waits for a moment before it ends.
-
-    A daemon: a request that is never answered must not keep the program from ending.
-    """
-    thread = threading.Thread(target=target, args=args, name="swapkit-alarm", daemon=True)
-    _running.add(thread)
-    thread.start()
+    store_threads.start(target, *args, name="swapkit-alarm")
 
 
-@atexit.register
-def _end_threads() -> None:
-    """Stop listening, and let what is being told arrive."""
+@atexit.register  # later than `store_threads`, so it runs first
+def _stop_listening() -> None:
     for alarm in _alarms.all():
         alarm.stop()
-    for thread in list(_running):
-        thread.join(NEWS_SECONDS)
 
 
 def _key(name: object) -> str:

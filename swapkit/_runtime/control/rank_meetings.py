@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from swapkit._runtime.control import store_threads
 from swapkit._runtime.control.rank_groups import OnePerGroup
 from swapkit.units import show
 
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 LEFT = "left"  # the outcome of a round that a session has left
-ANSWER_SECONDS = 10.0  # then a store counts as gone: torch's waits forever if its host hangs
 _NO_ROUND = -1
 _T = TypeVar("_T")
 
@@ -46,9 +46,7 @@ class _Answer(Generic[_T]):
         self._ask = ask
         self._answers: list[_T] = []
         self._error: BaseException | None = None
-        # A daemon: a request that is never answered must not keep the program from ending.
-        self._thread = threading.Thread(target=self._run, name="swapkit-store", daemon=True)
-        self._thread.start()
+        self._thread = store_threads.start(self._run, name="swapkit-store")
 
     @property
     def is_awaited(self) -> bool:
@@ -57,12 +55,13 @@ class _Answer(Generic[_T]):
 
     def take(self) -> _T:
         """Wait for the answer and return it, or raise the request's error."""
-        self._thread.join(ANSWER_SECONDS)
+        self._thread.join(store_threads.ANSWER_SECONDS)
         if self._error is not None:
             raise self._error
         if not self._answers:
             raise RuntimeError(
-                f"the process group's store has not answered for {ANSWER_SECONDS:.0f} seconds"
+                "the process group's store has not answered for "
+                f"{store_threads.ANSWER_SECONDS:.0f} seconds"
             )
         return self._answers[0]
 
