@@ -14,7 +14,6 @@ on the host, stays on the device: the optimizer works as usual, and only the sav
 from __future__ import annotations
 
 import ctypes
-import functools
 import logging
 import time
 import weakref
@@ -25,13 +24,12 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from swapkit._runtime.torch_compat.internals import (
-    InferenceMode,
     is_cow,
     is_zero_tensor,
     storage_address,
     storage_use_count,
 )
-from swapkit._runtime.torch_compat.isolation import hidden
+from swapkit._runtime.torch_compat.isolation import hidden, outside_inference
 from swapkit.errors import OutOfHostMemory
 from swapkit.units import format_bytes
 
@@ -66,11 +64,6 @@ class Executor(Protocol):
 
     def copy_in(self, host: HostBuffer, storage: torch.UntypedStorage) -> StateCopy:
         """Start copying host memory into a storage of the same size."""
-
-
-# Used as `with hidden(), _no_inference():`. After Ctrl-C, a generator with both would restore the
-# grad mode only when its frame is freed.
-_no_inference = functools.partial(InferenceMode, False)  # noqa: FBT003 - torch's
 
 
 class _Hosted(NamedTuple):
@@ -143,7 +136,7 @@ class StateMover:
 
     def why_here(self, slot: Slot, device: torch.device) -> str:
         """Return why a state stays on the device after a step; empty: it does not, or is small."""
-        with hidden(), _no_inference():
+        with hidden(), outside_inference():
             is_held = slot.is_referenced()  # first: `tensor` is a reference, too
             tensor = slot.tensor
             nbytes = tensor.numel() * tensor.element_size()
@@ -165,7 +158,7 @@ class StateMover:
 
     def find_held(self, slots: Iterable[Slot], device: torch.device) -> set[int]:
         """Return the ids of movable states that code besides the optimizer references."""
-        with hidden(), _no_inference():
+        with hidden(), outside_inference():
             return {
                 id(slot.tensor)
                 for slot in slots
@@ -174,7 +167,7 @@ class StateMover:
 
     def count_bytes(self, slots: Iterable[Slot], device: torch.device) -> int:
         """Return the bytes that the hosted and movable states take on the device in a step."""
-        with hidden(), _no_inference():
+        with hidden(), outside_inference():
             return sum(
                 slot.tensor.untyped_storage().nbytes()
                 for slot in slots
@@ -189,7 +182,7 @@ class StateMover:
         Raises:
             torch.OutOfMemoryError: too little memory is free; all states are unchanged.
         """
-        with hidden(), _no_inference():
+        with hidden(), outside_inference():
             return [self._fetch(slot) for slot in slots if self.is_hosted(slot)]
 
     def _fetch(self, slot: Slot) -> Arrival:
@@ -203,7 +196,7 @@ class StateMover:
 
     def land(self, arrivals: list[Arrival]) -> None:
         """Wait for states and put them in their slots; this frees the host memory."""
-        with hidden(), _no_inference():
+        with hidden(), outside_inference():
             while arrivals:
                 slot, host, tensor, copy = arrivals.pop()
                 copy.wait()
@@ -216,7 +209,7 @@ class StateMover:
 
     def send(self, slots: Iterable[Slot], device: torch.device, held: set[int]) -> None:
         """Start copying out the movable states that are not `held`."""
-        with hidden(), _no_inference():
+        with hidden(), outside_inference():
             for slot in slots:
                 if id(slot.tensor) in held or not self.is_movable(slot, device):
                     continue
@@ -253,7 +246,7 @@ class StateMover:
             limit_bytes: bytes that may stay in transfer; the oldest transfers are finished first.
             strip: empty the device tensors in place, since local variables of the step hold them.
         """
-        with hidden(), _no_inference():
+        with hidden(), outside_inference():
             while self._departures and self._departing_bytes > limit_bytes:
                 departure = self._departures.popleft()
                 self._departing_bytes -= departure.nbytes

@@ -16,6 +16,7 @@ from swapkit._runtime.recording.tables.module_calls import Calls
 from swapkit._runtime.recording.tables.references import Holds
 from swapkit._runtime.recording.tables.storages import Storages
 from swapkit._runtime.recording.tables.workspaces import Workspaces
+from swapkit._runtime.torch_compat.graphs import graph_of
 from swapkit._runtime.torch_compat.internals import NO_TASK, graph_task
 from swapkit.ir.traces import BEFORE, Kind, Phase
 
@@ -117,7 +118,7 @@ class Notes:
         """Number a storage whose making was not observed. The lock is held."""
         if isinstance(tensor, torch.nn.Parameter):
             return self.storages.number(tensor, BEFORE, Kind.STATE)
-        if tensor.grad_fn is not None or graph_task() != NO_TASK:
+        if graph_of(tensor) is not None or graph_task() != NO_TASK:
             return self.storages.number(tensor, len(self.rows))  # made unobserved in this step
         return self.storages.number(tensor, BEFORE, Kind.INPUT)
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from swapkit._native.lib import defer_interruption, note_failure
+from swapkit._runtime.torch_compat.graphs import graph_of
 from swapkit._runtime.torch_compat.internals import current_node
 from swapkit._runtime.torch_compat.isolation import hidden, untraced
 from swapkit._runtime.torch_compat.thread_stacks import (
@@ -134,7 +135,7 @@ def _is_alone() -> bool:
 
 
 def _roots() -> Iterator[Any]:
-    """Yield the graph node that runs now, and the `grad_fn` of every tensor."""
+    """Yield the graph node that runs now, and the graph node of every tensor."""
     node = current_node()
     if node is not None:
         yield node
@@ -152,7 +153,7 @@ def _roots() -> Iterator[Any]:
 
 def _node_of(tensor: torch.Tensor) -> torch.autograd.graph.Node | None:
     try:
-        return tensor.grad_fn
+        return graph_of(tensor)
     except RuntimeError:  # a dead wrapper of a function transform
         return None
 

@@ -21,6 +21,7 @@ from swapkit._runtime.saved.eviction import NO_BUDGET, EvictionTerms, Evictor
 from swapkit._runtime.saved.existing_graphs import adopt_graphs
 from swapkit._runtime.saved.shared import PlannedMove
 from swapkit._runtime.shim.placement import Placement
+from swapkit._runtime.torch_compat.graphs import graph_of
 from swapkit._runtime.torch_compat.internals import NO_TASK, base_of, engine, graph_task
 from swapkit._runtime.torch_compat.isolation import hidden, untraced
 from swapkit.ir.plans import Action
@@ -138,7 +139,8 @@ class Swapper:
         base = base_of(tensor)
         if base is not None and isinstance(base, torch.nn.Parameter):  # such as weight.t()
             return True
-        return _is_cast_weight(tensor) or (base is not None and _is_local_weight(tensor))
+        is_of_function = base is not None and not base.requires_grad  # `to_local` is one
+        return _is_cast_weight(tensor) or (is_of_function and _is_local_weight(tensor))
 
     @untraced
     def take_apart(self, tensor: torch.Tensor, packer: Packer) -> taken_apart.TakenApart | None:
@@ -236,11 +238,14 @@ def _relabel(tag: int) -> None:
 
 
 def _is_local_weight(tensor: torch.Tensor) -> bool:
-    """Return whether a view is the local part of a sharded weight (`to_local`)."""
-    node = tensor.grad_fn
-    inputs = () if node is None else node.next_functions
-    weight = getattr(inputs[0][0], "variable", None) if inputs else None
-    return isinstance(weight, torch.nn.Parameter)
+    """Return whether a view is the local part of a sharded weight (`to_local`), or views it.
+
+    Its base has no graph, so each node up to the weight is of a view, or of a function in Python.
+    """
+    node = graph_of(tensor)
+    while node is not None and len(node.next_functions) == 1:
+        node = node.next_functions[0][0]
+    return isinstance(getattr(node, "variable", None), torch.nn.Parameter)
 
 
 def _is_cast_weight(tensor: torch.Tensor) -> bool:

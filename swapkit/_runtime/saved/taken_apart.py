@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from swapkit._runtime.torch_compat.isolation import hidden, untraced
+from swapkit._runtime.torch_compat.isolation import hidden, outside_inference, untraced
 from swapkit._runtime.torch_compat.wrappers import (
     Flattened,
     WrapperForm,
@@ -57,7 +57,9 @@ class TakenApart:
             SavedTensorModified: it was changed in place since it was saved.
         """
         parts = self.parts  # read once: another thread may pack them meanwhile
-        made = self._form.make([self._packer.unpack(part) for part in parts])
+        inside = [self._packer.unpack(part) for part in parts]
+        with outside_inference(), torch.no_grad():  # an inference tensor has no version
+            made = self._form.make(inside)
         self._shim.count_with(made, parts[0])
         return made
 

@@ -7,11 +7,13 @@ and function transforms, and inside compiled blocks. None of these may see swapk
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from swapkit._runtime.torch_compat.internals import (
     FrameAction,
     FrameStrategy,
+    InferenceMode,
     NoDispatchModes,
     NoFunctionModes,
     NoTransforms,
@@ -69,6 +71,11 @@ def hide_by(make: Callable[[], contextlib.AbstractContextManager[object]]) -> No
     """Set the factory of the context managers that `hidden` returns."""
     global _make_hidden  # noqa: PLW0603 - the process has one shim
     _make_hidden = make
+
+
+# Used as `with hidden(), outside_inference():`. After Ctrl-C, a generator with both would restore
+# the grad mode only when its frame is freed.
+outside_inference = functools.partial(InferenceMode, False)  # noqa: FBT003 - torch's
 
 
 @untraced

@@ -79,6 +79,35 @@ def test_graph_when_taken_in_already_then_not_again() -> None:
     assert loss.requires_grad
 
 
+@pytest.mark.promise("A3")
+def test_view_when_its_base_was_changed_then_a_rescue_leaves_the_order_of_backward() -> None:
+    leaf = torch.rand(SIDE, SIDE, requires_grad=True)
+    hidden = leaf * 1
+    view = hidden.t()
+    with torch.no_grad():
+        hidden.add_(0.125)  # gives the view another node, as soon as anybody asks for its node
+    swapper = make_swapper()
+    assert take_in(swapper) == 0
+    later = hidden * 2
+    assert later.grad_fn is not None
+    assert view.grad_fn is not None
+    assert view.grad_fn._sequence_nr() > later.grad_fn._sequence_nr()
+
+
+def test_view_when_its_base_was_changed_then_the_graph_of_the_base_moves() -> None:
+    x = torch.rand(SIDE, SIDE, requires_grad=True)
+    view = x.exp().clone().t()
+    base = view._base
+    assert base is not None
+    with torch.no_grad():
+        base.add_(1)
+    del base
+    assert take_in(make_swapper()) == 1
+    view.sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, x.detach().exp())
+
+
 def hooked() -> torch.Tensor:
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach(), lambda t: t):
         return make_loss()[1]

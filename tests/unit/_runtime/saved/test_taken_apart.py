@@ -80,6 +80,18 @@ def test_wrapper_when_rescued_then_all_inside_goes_and_comes_back() -> None:
     assert torch.equal(back.two, expected[1])
 
 
+def test_wrapper_when_used_in_inference_mode_then_it_is_an_ordinary_tensor() -> None:
+    swapper = make_swapper()
+    apart = save_apart(swapper, pair())
+    evict(swapper, apart.parts[0])
+    with torch.inference_mode():
+        back = bring_back(apart)
+        assert torch.is_inference_mode_enabled()
+    assert not back.is_inference()
+    assert not back.requires_grad
+    assert torch.equal(back.one, numbers(NBYTES))
+
+
 def test_wrapper_when_it_wraps_another_then_the_innermost_tensors_move() -> None:
     swapper = make_swapper()
     apart = save_apart(swapper, Pair(pair(), pair(2)))
@@ -105,7 +117,8 @@ def test_weight_when_it_is_a_wrapper_then_neither_it_nor_its_views_move(mesh: An
     swapper = make_swapper()
     weight = torch.nn.Parameter(distribute_tensor(torch.randn(64, 64), mesh, [Shard(0)]))
     frozen = torch.nn.Parameter(weight.detach(), requires_grad=False)
-    views = [weight, frozen, weight.t(), frozen.t(), weight.to_local()]  # type: ignore[attr-defined]
+    local: torch.Tensor = weight.to_local()  # type: ignore[attr-defined]
+    views = [weight, frozen, weight.t(), frozen.t(), local, local.t(), local.t()[1:].view(-1, 64)]
     for tensor in views:
         for choice in (AUTO, SWAP):
             packed = save(swapper, tensor, choice)
