@@ -377,3 +377,22 @@ def test_backward_when_another_thread_runs_it_then_its_uses_are_events() -> None
     trace = recorded(step)
     saved = made_by(trace, "exp.default", 1)
     assert [e.kind for e in trace.events if e.storage == saved] == [EventKind.SAVE, EventKind.USE]
+
+
+def test_view_when_its_base_was_changed_before_the_step_then_recording_leaves_its_node() -> None:
+    made: list[torch.Tensor] = []
+    hidden = batch().requires_grad_() * 1
+    view = hidden.t()
+    with torch.no_grad():
+        hidden.add_(1)  # the view gets another node as soon as anybody reads its node
+
+    def step() -> None:
+        with torch.no_grad():
+            view.sum()
+        made.append(hidden * 2)
+        made[-1].sum().backward(retain_graph=True)
+
+    record(step)
+    assert made[0].grad_fn is not None
+    assert view.grad_fn is not None
+    assert view.grad_fn._sequence_nr() > made[0].grad_fn._sequence_nr()
