@@ -71,7 +71,7 @@ class TakenApart:
     def wait_for(self, results: tuple[weakref.ref[Any], ...]) -> None:
         """Pack the tensors inside only once the program has waited for these collectives."""
         self._results = results
-        _wait(self._packer, [weakref.ref(self)])
+        self._packer.awaited.append(weakref.ref(self))
 
     def pack(self) -> None:
         """Save the tensors inside like plain ones."""
@@ -101,21 +101,16 @@ def take_apart(tensor: torch.Tensor, packer: Packer, shim: Shim) -> TakenApart |
 
 def pack_awaited(packer: Packer) -> None:
     """Pack the wrappers whose collectives the program has waited for."""
-    awaited: list[weakref.ref[TakenApart]] = packer.awaited or []
-    packer.awaited = None  # packing comes back here
-    left = []
-    for reference in awaited:
-        apart = reference()
+    awaited: list[weakref.ref[TakenApart]] = packer.awaited
+    for _ in range(len(awaited)):
+        try:
+            apart = awaited.pop(0)()
+        except IndexError:  # another thread was here, or packing, which comes back here
+            break
         if apart is not None and apart.is_awaited:
-            left.append(reference)
+            awaited.append(weakref.ref(apart))
         elif apart is not None:
             apart.pack()
-    if left:
-        _wait(packer, left)
-
-
-def _wait(packer: Packer, aparts: list[weakref.ref[TakenApart]]) -> None:
-    packer.awaited = [*(packer.awaited or ()), *aparts]
 
 
 def _has_memory(shim: Shim, tensor: torch.Tensor) -> bool:

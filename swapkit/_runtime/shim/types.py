@@ -132,7 +132,7 @@ class Packer(Protocol):
 
     observer: Observer | None
     follows: bool  # its calls are the events of the mover's follower
-    awaited: list[Any] | None  # what waits for collectives (`saved/taken_apart.py`)
+    awaited: list[Any]  # what waits for collectives (`saved/taken_apart.py`)
     has_saved_late: bool  # a tensor was packed in a backward pass while it `follows`
     skips_backward: bool  # off the stack in backward passes (`saved/hooks.py`)
     is_inert: bool  # its session has ended: saved tensors stay, and the observer is not called

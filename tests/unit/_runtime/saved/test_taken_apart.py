@@ -310,4 +310,4 @@ def test_result_when_used_before_anybody_has_waited_then_it_comes_back_as_it_is(
     del apart
     result.trigger_wait()
     packer.pack(numbers(NBYTES, 1))
-    assert packer.awaited is None
+    assert packer.awaited == []

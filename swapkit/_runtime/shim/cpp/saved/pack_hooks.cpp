@@ -430,7 +430,7 @@ PyMethodDef packer_methods[] = {
 
 PyMemberDef packer_members[] = {
     {"observer", T_OBJECT, offsetof(Packer, observer), 0, nullptr},
-    {"awaited", T_OBJECT, offsetof(Packer, awaited), 0, nullptr},
+    {"awaited", T_OBJECT, offsetof(Packer, awaited), READONLY, nullptr},
     {"follows", T_BOOL, offsetof(Packer, follows), 0, nullptr},
     {"is_inert", T_BOOL, offsetof(Packer, is_inert), 0, nullptr},
     {"has_saved_late", T_BOOL, offsetof(Packer, has_saved_late), 0, nullptr},
@@ -518,7 +518,8 @@ PyObject *packer_new(Mover *mover, PyObject *placement) {
         return nullptr;
     }
     auto *body = reinterpret_cast<Packer *>(packer.get());
-    if (!terms_read(placement, &body->terms)) {
+    body->awaited = PyList_New(0);
+    if (body->awaited == nullptr || !terms_read(placement, &body->terms)) {
         return nullptr;
     }
     Py_INCREF(mover);

@@ -13,7 +13,7 @@ struct Packer {
     Mover *mover; // owned
     Terms terms;
     PyObject *observer; // owned: notified of every event; null or None: there is none
-    PyObject *awaited;  // owned: what waits for collectives (`wrappers.hpp`); null or None: nothing
+    PyObject *awaited;  // owned: a list of what waits for collectives (`wrappers.hpp`)
     char follows;       // its calls are the events of the mover's follower
     char is_inert;      // its session has ended: every saved tensor is kept
     char has_saved_late; // a tensor was saved in a backward pass

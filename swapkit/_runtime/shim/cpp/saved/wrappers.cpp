@@ -65,7 +65,7 @@ Ref<> pack_wrapper(Packer *packer, PyObject *tensor) {
 }
 
 bool pack_awaited(Packer *packer) {
-    return packer->awaited == nullptr || packer->awaited == Py_None ||
+    return packer->awaited == nullptr || PyList_GET_SIZE(packer->awaited) == 0 ||
            ask<"pack_awaited">(packer, as_object(packer));
 }
 
