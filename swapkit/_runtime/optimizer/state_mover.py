@@ -1,9 +1,9 @@
 """Moves of optimizer states between device and host, tensor by tensor.
 
 A state on the host is an ordinary CPU tensor that views a host buffer and keeps it alive. So
-reading it, `state_dict()`, `torch.save` and `deepcopy` need no help from swapkit. A reference to
-such a tensor stays up to date: when the state returns to the host, the same tensor object gets the
-new bytes.
+reading it, `state_dict()`, `torch.save` and `deepcopy` need no help from swapkit. (The states of a
+copied optimizer stay on the host: torch copies no hooks.) A reference to such a tensor stays up to
+date: when the state returns to the host, the same tensor object gets the new bytes.
 
 Only plain dense tensors that are the sole owner of their storage are moved, and the local shards of
 DTensors if they are such tensors. A tensor that is referenced or viewed elsewhere, or does not fit

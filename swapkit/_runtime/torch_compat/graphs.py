@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from swapkit._runtime.torch_compat.internals import base_of
+from swapkit._runtime.torch_compat.internals import base_of, version_of
 
 if TYPE_CHECKING:
     import torch
@@ -31,4 +31,4 @@ def _changed_base(tensor: torch.Tensor) -> torch.Tensor | None:
     if not tensor.requires_grad:  # inference tensors, too, which have no version
         return None
     base = base_of(tensor)
-    return base if base is not None and base.requires_grad and base._version > 0 else None  # noqa: SLF001
+    return base if base is not None and base.requires_grad and version_of(base) > 0 else None
