@@ -34,6 +34,7 @@ RESULTS = (
 _MEMBERS = {
     "slot_seconds": "double[]",
     "slot_bytes": "int64_t[]",
+    "since": "int32_t[]",
     "item_bytes": "int64_t[]",
     "births": "int32_t[]",
     "readies": "int32_t[]",
@@ -84,7 +85,7 @@ class Simulator:
     def simulate(
         self,
         links: Links,
-        request: tuple[Any, Any | None, Any | None, int],
+        request: tuple[Any, Any | None, Any | None, Any | None, int],
         floats: Any,
         slots: Any,
     ) -> dict[str, Any]:
@@ -92,20 +93,22 @@ class Simulator:
 
         Args:
             links: of the machine.
-            request: actions (int8), prefetch and release slots (int32) or None, window.
+            request: actions (int8); prefetch, release and early slots (int32) or None; window.
             floats: float64, filled with `SLOT_FLOATS`, then `ITEM_FLOATS`.
             slots: int32, filled with `ITEM_SLOTS`.
 
         Raises:
             InvalidArgument: an action that the item cannot have or the machine cannot do.
         """
-        actions, prefetches, releases, window = request
+        actions, prefetches, releases, earlies, window = request
         asked = ffi.new("sk_plan_request *")
         asked.actions = actions = ffi.from_buffer("int8_t[]", actions)
         if prefetches is not None:
             asked.prefetches = prefetches = ffi.from_buffer("int32_t[]", prefetches)
         if releases is not None:
             asked.releases = releases = ffi.from_buffer("int32_t[]", releases)
+        if earlies is not None:
+            asked.earlies = earlies = ffi.from_buffer("int32_t[]", earlies)
         asked.window = window
         run = ffi.new("sk_plan_run *")
         self._point(run, floats, slots)

@@ -131,9 +131,9 @@ def check_machine(machine: Machine) -> None:
 def check_plan(plan: Plan, trace: Trace | None = None) -> None:
     """Check that a plan makes sense in itself, and for the trace it was made for.
 
-    A storage has one decision. Only a swap has a tier, a release and a prefetch, and the release is
-    no later than the prefetch. With a trace: the trace has these storages and operators, and the
-    same signature, if both have one. `find_violations` checks whether the plan is legal.
+    A storage has one decision. Only a swap has a tier and a release, which is no later than its
+    prefetch, and what is kept has no prefetch. With a trace: the trace has these storages and
+    operators, and the same signature, if both have one. `find_violations` checks whether the plan is legal.
 
     Raises:
         InvalidDocument: the plan is not sound; the message says where.
@@ -269,11 +269,10 @@ def _check_events(trace: Trace) -> None:
 
 def _check_decision(where: str, decision: Decision) -> None:
     if decision.action is not Action.SWAP:
-        for field in ("release", "prefetch"):
-            if getattr(decision, field) is not None:
-                refuse(
-                    f"{where}.{field}", "nothing, as it is not swapped", getattr(decision, field)
-                )
+        if decision.release is not None:
+            refuse(f"{where}.release", "nothing, as it is not swapped", decision.release)
+        if decision.prefetch is not None and decision.action is Action.KEEP:
+            refuse(f"{where}.prefetch", "nothing, as it stays", decision.prefetch)
         if decision.tier is not Tier.HOST:
             refuse(f"{where}.tier", "'host', as it is not swapped", decision.tier)
         return

@@ -48,7 +48,8 @@ class Decision:
     operator `release` starts (None: as soon as the copy is done). The copy back starts before
     operator `prefetch`, once there is room; the operator that needs the storage waits for it.
     A recomputed storage is dropped after its last use in forward. Right before it is needed, its
-    operator runs again, after the earlier operators whose results are missing.
+    operator runs again, after the earlier operators whose results are missing; if there is a
+    `prefetch`, already before that operator, which waits for other ranks.
     """
 
     storage: int

@@ -24,6 +24,13 @@ WAIT = "swapkit.wait"
 _WAITS = frozenset(
     {WAIT, "_c10d_functional.wait_tensor.default", "c10d_functional.wait_tensor.default"}
 )
+# The namespaces of operators that communicate with other ranks.
+COMMUNICATION = frozenset(
+    {
+        *("c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd"),
+        *("_dtensor", "symm_mem", "fsdp"),
+    }
+)
 BEFORE = -1  # the birth of a storage that existed before the step
 
 
@@ -100,6 +107,11 @@ class Storage:
 def is_wait(name: str) -> bool:
     """Return whether an operator of this name only waits for other ranks."""
     return name in _WAITS
+
+
+def starts_transfer(name: str) -> bool:
+    """Return whether an operator of this name starts a transfer between ranks."""
+    return name.partition(".")[0] in COMMUNICATION and not is_wait(name)
 
 
 class EventKind(enum.Enum):

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from swapkit.errors import InvalidArgument
+from swapkit.ir.traces import BEFORE, is_wait, starts_transfer
 from swapkit.simulation.chains import find_chains
 from swapkit.simulation.items import Touches, find_items
 from swapkit.simulation.problems import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Mapping
 
     from swapkit.ir.traces import Trace
     from swapkit.simulation.chains import Chain
@@ -51,7 +52,9 @@ def lower(
     steps = {operator: step for step, operator in enumerate(sorted(set(join(*rows))))}
     storages, *lives = _columns(items)
     can_recompute = np.array(list(map(bool, rows)), np.bool_)
-    slots = _Slots(trace, lives, can_recompute, _indexes(boundaries))
+    transfers = _find_transfers(trace)
+    edges = {*boundaries, *transfers, *(each + 1 for both in transfers.items() for each in both)}
+    slots = _Slots(trace, lives, can_recompute, _indexes(edges))
     births, readies, releases, uses, deaths = map(slots.of, lives)
     nbytes = _sizes(trace)
     seconds = np.array([operator.seconds for operator in trace.operators], np.float64)
@@ -59,6 +62,7 @@ def lower(
         slot_seconds=np.add.reduceat(seconds, slots.starts),
         slot_bytes=np.maximum.reduceat(_fixed_bytes(trace, nbytes, storages), slots.starts),
         slot_operators=np.append(slots.starts, len(trace.operators)).astype(np.int32),
+        since=_since(slots, transfers),
         item_bytes=nbytes[storages],
         item_storages=storages,
         births=births,
@@ -77,6 +81,27 @@ def lower(
         input_starts=_starts(inputs),
         inputs=_indexes(join(*inputs)),
     )
+
+
+def _find_transfers(trace: Trace) -> dict[int, int]:
+    """Return for each operator that waits the one that started the transfer: the latest before it.
+
+    If none did in this step, it is the operator before.
+    """
+    found: dict[int, int] = {}
+    latest = BEFORE
+    for number, operator in enumerate(trace.operators):
+        if is_wait(operator.name) and operator.seconds > 0 and number > 0:
+            found[number] = number - 1 if latest == BEFORE else latest
+        elif starts_transfer(operator.name):
+            latest = number
+    return found
+
+
+def _since(slots: _Slots, transfers: Mapping[int, int]) -> Indexes:
+    since = np.arange(len(slots.starts), dtype=np.int32)
+    since[slots.of(_indexes(transfers))] = slots.of(_indexes(transfers.values()))
+    return since
 
 
 class _Slots:

@@ -15,6 +15,10 @@ In slot k the device holds `slot_bytes[k]`, independent of all decisions, and ea
     swapped     from births[j] until its copy out is done, no earlier than the end of releases[j];
                 and from the start of its copy back to deaths[j]
 
+A slot that waits for a transfer between ranks ends as long after slot `since[k]` as if nothing were
+moved, or later, when the recomputation before it is done: what delays slots in between takes no
+extra time as long as the wait lasts. For all others, `since[k]` is k.
+
 `need` is the slot before which an item must be present: `uses[j]`, or the earlier `need` of a
 recomputed item that is made from it. An item that is recomputed before slot k takes its memory when
 slot k begins, and its `chain_bytes` in addition for the duration of slot k.
@@ -31,8 +35,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+import numpy as np
+
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     Floats: TypeAlias = NDArray[np.float64]
@@ -47,6 +52,7 @@ class Problem:
 
     slot_seconds: Floats  # K
     slot_bytes: Bytes  # K: the most of any operator in the slot
+    since: Indexes  # K
     slot_operators: Indexes  # K + 1: the first operator of each slot; then the number of operators
     item_bytes: Bytes  # N, as for all fields down to own_steps
     item_storages: Indexes  # of the trace
@@ -66,3 +72,8 @@ class Problem:
     chain_steps: Indexes
     input_starts: Indexes  # N + 1
     inputs: Indexes
+
+    def wait_seconds(self) -> float:
+        """Return the time of the slots that wait for other ranks, if nothing is moved."""
+        computes = self.since == np.arange(len(self.since))
+        return float(np.sum(self.slot_seconds[~computes]))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from swapkit.ir.machines import Machine
     from swapkit.simulation.problems import Floats, Indexes, Problem
 
-__all__ = ["KEEP", "RECOMPUTE", "SWAP", "SWAP_TO_DISK", "Run", "run"]
+__all__ = ["KEEP", "RECOMPUTE", "SWAP", "SWAP_TO_DISK", "Moments", "Run", "run"]
 
 _TYPES = {
     "slot_seconds": np.float64,
@@ -44,6 +44,19 @@ _TYPES = {
     "can_swap": np.bool_,
     "can_recompute": np.bool_,
 }  # all others: int32
+
+
+class Moments(NamedTuple):
+    """Slots that a run of a plan names, for each item."""
+
+    # The earliest slot before which the copy back starts; -1: not before the need. None: as early
+    # as there is room that computing will not need by then.
+    prefetches: Indexes | None = None
+    # The slot that waits until the item's memory is free; -1, None: no slot waits.
+    releases: Indexes | None = None
+    # The slot before which a recomputed item is made if that is before its need, and after
+    # forward's last use; -1, None: at its need.
+    earlies: Indexes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -73,15 +86,15 @@ class Run:
     # The moments that a plan must name so that following it gives the same step; -1: none.
     release_slots: Indexes  # the first slot that would not fit with the item still present
     prefetch_slots: Indexes  # the slot that ran, or was about to, when the copy back started
+    earlies: Indexes | None = None  # as asked (`Moments`)
 
 
 def run(
     problem: Problem,
     machine: Machine,
     actions: NDArray[np.int8],
+    moments: Moments = Moments(),  # noqa: B008 - immutable
     *,
-    prefetches: NDArray[np.int32] | None = None,
-    releases: NDArray[np.int32] | None = None,
     window: int = MOST_SLOTS,
 ) -> Run:
     """Simulate a step.
@@ -90,10 +103,9 @@ def run(
         problem: the step; its arrays must not change later.
         machine: the machine that the step runs on.
         actions: the action of each item.
-        prefetches: for each item, the earliest slot before which its copy back starts; -1: not
-            before the need. None: as early as there is room that computing will not need by then.
-        releases: the slot that waits until each item's memory is free; -1, None: no slot waits.
-        window: if `prefetches` is None: a copy back starts at most this many slots before the need.
+        moments: of copies and recomputing.
+        window: if the moments have no prefetches, a copy back starts at most this many slots before
+            the need.
 
     Raises:
         InvalidArgument: an action that an item cannot have, or an array of the wrong length.
@@ -101,20 +113,23 @@ def run(
     simulator = _simulator_of(problem)
     nslots, nitems = simulator.nslots, simulator.nitems
     chosen = _check_length(np.ascontiguousarray(actions, np.int8), nitems)
-    if prefetches is not None:
-        prefetches = _check_length(np.ascontiguousarray(prefetches, np.int32), nitems)
-    if releases is not None:
-        releases = _check_length(np.ascontiguousarray(releases, np.int32), nitems)
+    prefetches, releases, earlies = (
+        None if each is None else _check_length(np.ascontiguousarray(each, np.int32), nitems)
+        for each in moments
+    )
     floats = np.empty(len(SLOT_FLOATS) * nslots + len(ITEM_FLOATS) * nitems, np.float64)
     slots = np.empty(len(ITEM_SLOTS) * nitems, np.int32)
     results: dict[str, Any] = simulator.simulate(
-        _links_of(machine), (chosen, prefetches, releases, min(window, MOST_SLOTS)), floats, slots
+        _links_of(machine),
+        (chosen, prefetches, releases, earlies, min(window, MOST_SLOTS)),
+        floats,
+        slots,
     )
     split = len(SLOT_FLOATS) * nslots
     results.update(zip(SLOT_FLOATS, floats[:split].reshape(-1, nslots), strict=True))
     results.update(zip(ITEM_FLOATS, floats[split:].reshape(len(ITEM_FLOATS), -1), strict=True))
     results.update(zip(ITEM_SLOTS, slots.reshape(len(ITEM_SLOTS), -1), strict=True))
-    return Run(**results)
+    return Run(**results, earlies=earlies)
 
 
 def _check_length(array: NDArray[Any], nitems: int) -> NDArray[Any]:

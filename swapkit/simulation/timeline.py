@@ -11,7 +11,7 @@ from swapkit.errors import InfeasibleBudget, PlanMismatch
 from swapkit.ir.plans import Action, Decision, Plan, Prediction, Tier
 from swapkit.ir.traces import Kind
 from swapkit.simulation.lowering import lower
-from swapkit.simulation.running import KEEP, RECOMPUTE, SWAP, SWAP_TO_DISK, Run, run
+from swapkit.simulation.running import KEEP, RECOMPUTE, SWAP, SWAP_TO_DISK, Moments, Run, run
 from swapkit.simulation.schedules import make_schedule
 
 if TYPE_CHECKING:
@@ -88,13 +88,14 @@ def as_plan(
     decisions = []
     for item in np.flatnonzero(actions != KEEP).tolist():
         action, tier = _ACTIONS[int(actions[item])]
+        moments = run.earlies if action is Action.RECOMPUTE else run.prefetch_slots
         decisions.append(
             Decision(
                 storage=int(problem.item_storages[item]),
                 action=action,
                 tier=tier,
                 release=operator_of(run.release_slots, item),
-                prefetch=operator_of(run.prefetch_slots, item),
+                prefetch=None if moments is None else operator_of(moments, item),
             )
         )
     return Plan(
@@ -135,12 +136,12 @@ def _run_plan(
     trace: Trace, plan: Plan, machine: Machine, *, is_timed: bool
 ) -> tuple[Problem, NDArray[np.int8], Run]:
     problem = lower_for(trace, plan)
-    actions, releases, prefetches = _read_decisions(problem, plan)
+    actions, moments = _read_decisions(problem, plan)
+    if not is_timed:
+        moments = Moments(earlies=moments.earlies)
 
     def follow(machine: Machine) -> Run:
-        if not is_timed:
-            return run(problem, machine, actions)
-        return run(problem, machine, actions, releases=releases, prefetches=prefetches)
+        return run(problem, machine, actions, moments)
 
     result = follow(machine)
     if result.stuck_slot >= 0:
@@ -174,11 +175,11 @@ def _moments_of(decided: list[Decision], count: int) -> set[int]:
     return {moment for moment in named if moment is not None and 0 <= moment < count}
 
 
-def _read_decisions(problem: Problem, plan: Plan) -> tuple[NDArray[np.int8], Indexes, Indexes]:
-    """Return for each item its action, the slot that waits for its release, and its prefetch."""
+def _read_decisions(problem: Problem, plan: Plan) -> tuple[NDArray[np.int8], Moments]:
+    """Return the action of each item, and the slots that the plan names."""
     items = {int(storage): item for item, storage in enumerate(problem.item_storages)}
     actions = np.zeros(len(items), np.int8)
-    releases, prefetches = np.full((2, len(items)), -1, np.int32)
+    prefetches, releases, earlies = np.full((3, len(items)), -1, np.int32)
     starts = problem.slot_operators[:-1]
     for decision in plan.decisions:
         if decision.action is Action.KEEP:
@@ -194,8 +195,9 @@ def _read_decisions(problem: Problem, plan: Plan) -> tuple[NDArray[np.int8], Ind
         if decision.release is not None:
             releases[item] = np.searchsorted(starts, decision.release, side="right") - 1
         if decision.prefetch is not None:
-            prefetches[item] = np.searchsorted(starts, decision.prefetch, side="right") - 1
-    return actions, releases, prefetches
+            named = earlies if decision.action is Action.RECOMPUTE else prefetches
+            named[item] = np.searchsorted(starts, decision.prefetch, side="right") - 1
+    return actions, Moments(prefetches, releases, earlies)
 
 
 def _explain(

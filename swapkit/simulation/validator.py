@@ -58,7 +58,12 @@ def find_violations(
     if violations:
         return violations
     actions = {number: decision.action for number, decision in moved.items()}
-    demand = Resolver(trace, touches, gaps, actions).resolve()
+    early = {
+        number: each.prefetch
+        for number, each in moved.items()
+        if each.action is Action.RECOMPUTE and each.prefetch is not None
+    }
+    demand = Resolver(trace, touches, gaps, actions, early).resolve()
     violations += demand.violations
     violations += _check_decisions(moved, gaps, demand, machine)
     violations += _check_prediction(plan, trace)
@@ -79,9 +84,9 @@ def _check_decisions(
     for number, decision in moved.items():
         if decision.tier is Tier.DISK and not machine.disk_bytes:
             yield f"storage {number}: goes to disk, but the machine has no disk"
-        if decision.action is not Action.SWAP:
-            continue
         first, need = gaps[number].last + 1, demand.needs[number]
+        if decision.action is Action.RECOMPUTE:  # early for itself, perhaps not for another one
+            need = gaps[number].need
         for what, operator in (("release", decision.release), ("prefetch", decision.prefetch)):
             if operator is not None and not first <= operator <= need:
                 yield (

@@ -23,6 +23,7 @@ from tests.support.random_traces import random_trace
 
 if TYPE_CHECKING:
     from swapkit.simulation.problems import Problem
+    from swapkit.simulation.validation.gaps import Gap
 
 DRAWS = 8
 AMPLE = Machine(budget_bytes=1 << 40, out_bytes_per_second=300.0, in_bytes_per_second=300.0)
@@ -35,6 +36,11 @@ def draw_actions(rng: np.random.Generator, problem: Problem) -> np.ndarray:
     return np.where((drawn == RECOMPUTE) & ~problem.can_recompute, KEEP, drawn).astype(np.int8)
 
 
+def draw_early(rng: np.random.Generator, gap: Gap) -> int | None:
+    """Return an operator before which to recompute, or none."""
+    return int(rng.integers(gap.last + 1, gap.need + 1)) if rng.random() < 0.3 else None
+
+
 def decide(problem: Problem, actions: np.ndarray) -> dict[int, Action]:
     """Return what is decided about storages."""
     return {
@@ -43,11 +49,13 @@ def decide(problem: Problem, actions: np.ndarray) -> dict[int, Action]:
     }
 
 
+@pytest.mark.parametrize("transfers", [0.0, 0.4])
 @pytest.mark.parametrize("seed", range(150))
 def test_recomputing_when_simulated_then_the_validator_runs_the_same_operators_again(
     seed: int,
+    transfers: float,
 ) -> None:
-    trace = random_trace(seed)
+    trace = random_trace(seed, transfers=transfers)
     problem = lower(trace, least_bytes=0)
     touches = Touches(trace)
     chains = find_chains(touches, find_items(touches, optimizer_states=False, least_bytes=0))
@@ -72,16 +80,29 @@ def test_recomputing_when_simulated_then_the_validator_runs_the_same_operators_a
         assert demand.reruns == reruns
 
 
+@pytest.mark.parametrize("transfers", [0.0, 0.4])
 @pytest.mark.parametrize("seed", range(150))
-def test_schedule_when_simulated_then_the_validator_finds_nothing(seed: int) -> None:
-    trace = random_trace(seed)
+def test_schedule_when_simulated_then_the_validator_finds_nothing(
+    seed: int, transfers: float
+) -> None:
+    trace = random_trace(seed, transfers=transfers)
     rng = np.random.default_rng(seed)
     problem = lower(trace)
+    gaps = find_gaps(trace, find_touches(trace))
     for share in rng.uniform(0.7, 1.2, DRAWS if problem.item_bytes.size else 0):
         machine = replace(AMPLE, budget_bytes=int(trace.peak_bytes * share))
         decided = decide(problem, draw_actions(rng, problem))
         plan = Plan(
-            decisions=tuple(Decision(storage=each, action=decided[each]) for each in decided),
+            decisions=tuple(
+                Decision(
+                    storage=each,
+                    action=decided[each],
+                    prefetch=draw_early(rng, gaps[each]) if transfers else None,
+                )
+                if decided[each] is Action.RECOMPUTE
+                else Decision(storage=each, action=decided[each])
+                for each in decided
+            ),
             budget_bytes=machine.budget_bytes,
         )
         assert find_violations(trace, plan, machine) == []

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from swapkit.ir.traces import BEFORE, Kind, Operator, Phase, Storage, Trace
+from swapkit.ir.traces import BEFORE, WAIT, Kind, Operator, Phase, Storage, Trace
 
 __all__ = ["random_trace"]
 
@@ -18,6 +18,7 @@ class _Steps:
     """A step as it is drawn."""
 
     rng: np.random.Generator
+    transfers: float
     operators: list[Operator] = field(default_factory=list)
     storages: list[Storage] = field(default_factory=list)
     deaths: list[int] = field(default_factory=list)
@@ -43,6 +44,10 @@ class _Steps:
         )
         for storage in {*reads, *writes}:
             self.deaths[storage] = len(self.operators)
+        if self.transfers and self.rng.random() < self.transfers:
+            name = str(self.rng.choice(["c10d.send.default", WAIT]))
+            seconds = float(self.rng.uniform(0.0, 2))
+            self.operators.append(Operator(name=name, seconds=seconds, phase=phase))
 
     def pick(self, numbers: list[int], most: int) -> set[int]:
         count = min(len(numbers), int(self.rng.integers(1, most + 1)))
@@ -67,13 +72,14 @@ class _Steps:
         return Trace(operators=tuple(self.operators), storages=tuple(lives), base_bytes=10)
 
 
-def random_trace(seed: int) -> Trace:
+def random_trace(seed: int, *, transfers: float = 0.0) -> Trace:
     """Return a step with one forward and one backward.
 
     A parameter, an input that backward may read, and one that it does not; operators that make one
-    or two storages, some of which change one in place or cannot be repeated.
+    or two storages, some of which change one in place or cannot be repeated. After an operator,
+    with the probability `transfers`, a transfer between ranks begins or is waited for.
     """
-    steps = _Steps(np.random.default_rng(seed))
+    steps = _Steps(np.random.default_rng(seed), transfers)
     before = [steps.add(kind, BEFORE) for kind in (Kind.STATE, Kind.INPUT, Kind.INPUT)]
     made: list[int] = []
     for _ in range(int(steps.rng.integers(3, 24))):

@@ -4,6 +4,10 @@
  * swapkit/simulation/problems.py explains the arrays. Computing, copies out and copies in are three
  * queues; each does one thing at a time, in order:
  *
+ *   - A slot with `since` below itself only waits, for a transfer between ranks that goes on beside
+ *     the three queues. It ends as long after slot `since` as if nothing were moved, or when the
+ *     recomputation before it is done. So what delays computing in between takes no extra time as
+ *     long as the wait lasts.
  *   - Slot k begins when slot k - 1 has ended, every swapped item needed by then is back, every one
  *     whose *release* is k or before is gone, and the memory that it takes fits the budget.
  *   - Copies out run in the order in which bytes become final (ties: the lower item first), as far
@@ -28,6 +32,7 @@ typedef struct sk_plan_problem {
     int32_t nsteps;
     const double *slot_seconds; /* nslots */
     const int64_t *slot_bytes;
+    const int32_t *since; /* itself: the slot computes; -1: it waits since the step's start */
     const int64_t *item_bytes; /* nitems, like all arrays below unless marked */
     const int32_t *births;
     const int32_t *readies;
@@ -75,6 +80,9 @@ typedef struct sk_plan_request {
     /* nitems; the slot that waits until the item's memory is free, at the earliest the first slot
      * in which it can be; -1: no slot waits. NULL: -1 for all. */
     const int32_t *releases;
+    /* nitems; the slot before which a recomputed item is made, if forward has released it then and
+     * the need is later; -1: at its need. NULL: -1 for all. */
+    const int32_t *earlies;
 } sk_plan_request;
 
 /* Times are seconds from the start of the step. Events that did not happen: NAN, for slots -1. */

@@ -28,20 +28,15 @@ from swapkit._runtime.torch_compat.internals import (
     storage_address,
 )
 from swapkit._runtime.torch_compat.plain_tensors import is_plain
+from swapkit.ir.traces import COMMUNICATION
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from swapkit._runtime.operators.names import Operator
 
-# Operators that communicate with other ranks. All ranks must run the same ones in the same order.
+# All ranks must run the same operators of `COMMUNICATION` in the same order.
 FUNCTIONAL = "_c10d_functional"
-_COMMUNICATION = frozenset(
-    {
-        *("c10d", "c10d_functional", FUNCTIONAL, "_c10d_functional_autograd"),
-        *("_dtensor", "symm_mem", "fsdp"),
-    }
-)
 # Arguments that name the ranks: these mark collectives of vendors and of users.
 _GROUPS = frozenset(
     {
@@ -298,11 +293,11 @@ def is_repeatable(operator: Operator, args: Sequence[Any], kwargs: dict[str, Any
 
 def _is_wait(operator: Any) -> bool:  # noqa: ANN401 - an overload
     base = schema_of(operator).name.partition("::")[2]
-    return operator.namespace in _COMMUNICATION and base in _WAITING
+    return operator.namespace in COMMUNICATION and base in _WAITING
 
 
 def _meets_others(operator: Any) -> bool:  # noqa: ANN401 - an overload
-    if operator.namespace in _COMMUNICATION:
+    if operator.namespace in COMMUNICATION:
         return True
     return any(
         each.name in _GROUPS and "Tensor" not in str(each.type) and str(each.type) != "int"

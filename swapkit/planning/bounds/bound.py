@@ -1,4 +1,8 @@
-"""The lower bound for all plans. fluid.py has the linear program and explains the bound."""
+"""The lower bound for all plans. fluid.py has the linear program and explains the bound.
+
+The linear program and the closed form let waits for other ranks take as long as if nothing were
+moved. In a run, what is moved may shorten them, by no more than all of their time.
+"""
 
 from __future__ import annotations
 
@@ -55,6 +59,7 @@ class Program:
         ).build(host)
         self._items, self._slots = len(problem.item_bytes), len(problem.slot_seconds)
         self._plain_seconds = float(np.sum(problem.slot_seconds))
+        self._wait_seconds = problem.wait_seconds()
         self._solver = Solver(self.fluid.linear, self.fluid.basis)
         self._tie_break = 0.0
         self._lowers, self._ends = self.fluid.linear.lowers.copy(), self.fluid.ends.copy()
@@ -142,7 +147,7 @@ class Program:
         longest = _SLACK * max(float(linear.costs @ values), 1.0)
         ends[fluid.stalls] = longest
         added = min(max(linear.bound(duals, lowers, ends), 0.0), longest)
-        return self._plain_seconds + added * fluid.unit_seconds
+        return self._plain_seconds + max(0.0, added * fluid.unit_seconds - self._wait_seconds)
 
 
 def lower_bound(problem: Problem, machine: Machine) -> float:

@@ -73,7 +73,8 @@ def closed_form_bound(problem: Problem, machine: Machine) -> float:
     excess = find_alive_bytes(problem) - machine.budget_bytes
     peaks = [int(k) for k in np.argsort(-excess, kind="stable")[:_PEAKS] if excess[k] > 0]
     added = [_Boundary(problem, machine, seconds, k).added_seconds(excess[k]) for k in peaks]
-    return float(np.sum(problem.slot_seconds)) + max(added, default=0.0)
+    least = max(0.0, max(added, default=0.0) - problem.wait_seconds())  # see bound.py
+    return float(np.sum(problem.slot_seconds)) + least
 
 
 def _find_seconds(problem: Problem) -> Floats:

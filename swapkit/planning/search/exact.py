@@ -149,7 +149,8 @@ def _branch(
         gap=GAP,
         time_limit_s=time_limit_s,
     )
-    bound = plain + max(0.0, found.bound - _TOLERANCE) * fluid.unit_seconds
+    added = max(0.0, found.bound - _TOLERANCE) * fluid.unit_seconds
+    bound = plain + max(0.0, added - problem.wait_seconds())  # see bound.py
     if found.values is None:
         return bound, None
     actions = np.full(len(problem.item_bytes), KEEP, np.int8)

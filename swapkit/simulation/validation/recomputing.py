@@ -84,9 +84,10 @@ class Resolver:
             if self.gaps[storage].last < asked < need:
                 need = asked
         for storage in storages:
-            needs[storage] = need
-            self._check_sole_writer(storage, maker, need)
-        for use in {self.gaps[storage].need for storage in storages}:
+            if self.gaps[storage].last < need:  # else forward still uses it, and it is made later
+                needs[storage] = need
+            self._check_sole_writer(storage, maker, needs[storage])
+        for need, use in {(needs[storage], self.gaps[storage].need) for storage in storages}:
             self._rerun(maker, need, use)
 
     def _rerun(self, maker: int, need: int, use: int) -> None:

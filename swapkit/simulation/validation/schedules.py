@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from swapkit.ir.plans import Action, Tier
-from swapkit.simulation.validation.computing import check_computing
+from swapkit.simulation.validation.computing import check_computing, waits
 from swapkit.simulation.validation.memory import measure_copies, measure_device
 from swapkit.simulation.validation.transfers import check_moves, pair_transfers
 
@@ -127,7 +127,12 @@ def _check_sums(
     if abs(predicted.stall_seconds - waited) > tolerance * (1 + len(trace.operators)):
         yield f"computing waits {waited:g} s, but the prediction is {predicted.stall_seconds:g}"
     again = sum(demand.rerun_seconds(trace, operator) for operator in demand.reruns)
-    busy = sum(schedule.ends) - sum(schedule.starts) - trace.seconds
+    computing = sum(
+        operator.seconds
+        for number, operator in enumerate(trace.operators)
+        if not waits(trace, number)
+    )
+    busy = sum(schedule.ends) - sum(schedule.starts) - computing
     if not again - tolerance <= predicted.recompute_seconds <= busy + tolerance:
         yield (
             f"recomputing takes {again:g} s, but the prediction is {predicted.recompute_seconds:g}"

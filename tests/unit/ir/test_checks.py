@@ -126,6 +126,10 @@ def plan_of(*decisions: Decision, **changes: Any) -> Any:
             r"decisions\[0\]\.release: expected nothing, as it is not swapped, got 2",
         ),
         (
+            plan_of(Decision(storage=1, action=Action.KEEP, prefetch=2)),
+            r"decisions\[0\]\.prefetch: expected nothing, as it stays, got 2",
+        ),
+        (
             plan_of(Decision(storage=1, action=Action.SWAP, release=3, prefetch=2)),
             r"decisions\[0\]\.prefetch: expected an operator of at least 3, its release, got 2",
         ),

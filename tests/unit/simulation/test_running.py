@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from swapkit.errors import InvalidArgument
-from swapkit.simulation.running import KEEP, RECOMPUTE, SWAP, SWAP_TO_DISK, run
+from swapkit.simulation.running import KEEP, RECOMPUTE, SWAP, SWAP_TO_DISK, Moments, run
 from tests.unit.simulation.tiny import LINK, Item, actions, indexes, make_problem
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def test_run_when_item_comes_back_in_the_course_of_a_slot_then_its_beginning_has
 def test_run_when_prefetch_is_given_then_not_before_it_and_never_after_the_need() -> None:
     problem = make_problem(7, Item(birth=0, use=6))
     for asked, started in ((4, 4.0), (0, 2.0), (6, 6.0), (-1, 6.0), (9, 6.0)):
-        result = run(problem, LINK, actions(SWAP), prefetches=indexes([asked]))
+        result = run(problem, LINK, actions(SWAP), Moments(prefetches=indexes([asked])))
         assert result.in_starts[0] == started, asked
 
 
@@ -143,9 +143,67 @@ def test_run_when_release_is_given_then_its_slot_waits_until_the_memory_is_free(
         (4, [0, 1, 2, 3, 5, 6, 7]),
         (6, at_once),
     ):
-        result = run(problem, slow, actions(SWAP), releases=indexes([asked]))
+        result = run(problem, slow, actions(SWAP), Moments(releases=indexes([asked])))
         assert result.released[0] == 5
         assert result.slot_starts[:7].tolist() == starts, asked
+
+
+def test_run_when_slot_waits_for_a_transfer_then_it_takes_less_by_what_came_in_between() -> None:
+    problem = make_problem(8, Item(birth=0, use=7, nbytes=2, release=2), waits={4: 1})
+    slow = replace(LINK, out_bytes_per_second=0.5)  # the copy runs from 1 to 5
+    assert run(problem, slow, actions(SWAP)).slot_starts[:7].tolist() == [0, 1, 2, 3, 4, 5, 6]
+    delayed = run(problem, slow, actions(SWAP), Moments(releases=indexes([3])))
+    # The transfer that began with the end of slot 1 is done at 5, as without the stall of 2 s.
+    assert delayed.slot_starts[:7].tolist() == [0, 1, 2, 5, 6, 6, 7]
+    early = make_problem(8, Item(birth=0, use=7, nbytes=2, release=2), waits={4: 3})
+    later = run(early, slow, actions(SWAP), Moments(releases=indexes([3])))
+    assert later.slot_starts[:7].tolist() == [0, 1, 2, 5, 6, 7, 8]  # it began only after the stall
+
+
+def test_run_when_step_begins_with_a_transfer_then_the_wait_ends_at_the_same_time() -> None:
+    problem = make_problem(4, Item(birth=0, use=3, step=0), steps=(0.5,), waits={2: -1})
+    result = run(problem, LINK, actions(RECOMPUTE))
+    assert result.slot_ends.tolist() == [1, 2, 3, 4.5]
+
+
+def test_run_when_item_is_recomputed_early_then_it_takes_memory_and_fills_the_wait() -> None:
+    problem = make_problem(
+        6,
+        Item(birth=0, use=4, nbytes=3, step=0),
+        held=(0, 0, 0, 5, 0, 0),
+        steps=(0.75,),
+        waits={3: 2},
+    )
+    late = run(problem, LINK, actions(RECOMPUTE))
+    assert (late.seconds, late.peak_bytes, late.needs[0]) == (6.75, 5, 4)
+    for asked in (3, 2):
+        early = run(problem, LINK, actions(RECOMPUTE), Moments(earlies=indexes([asked])))
+        assert early.seconds == (6 if asked == 3 else 6.75)
+        assert (early.peak_bytes, early.needs[0]) == (8, asked)
+        assert early.recompute_seconds == 0.75
+    for asked in (-1, 0, 5):  # forward still uses it in slot 0, backward needs it in slot 4
+        same = run(problem, LINK, actions(RECOMPUTE), Moments(earlies=indexes([asked])))
+        assert same.needs[0] == 4
+    kept = run(problem, LINK, actions(KEEP), Moments(earlies=indexes([3])))
+    assert kept.seconds == 6
+
+
+def test_run_when_recomputing_lasts_longer_than_the_wait_then_the_rest_counts() -> None:
+    problem = make_problem(6, Item(birth=0, use=4, step=0), steps=(2.5,), waits={3: 2})
+    result = run(problem, LINK, actions(RECOMPUTE), Moments(earlies=indexes([3])))
+    assert result.seconds == 7.5
+
+
+def test_run_when_copies_slow_down_computing_then_not_a_wait() -> None:
+    problem = make_problem(6, Item(birth=0, use=5, nbytes=2), waits={2: 1})
+    machine = replace(LINK, interference=1.0)  # the copy out lasts from 1 to 3, half of slot 1 to 2
+    result = run(problem, machine, actions(SWAP), window=0)
+    assert result.slot_ends[:4].tolist() == [1, 3, 4, 5]
+
+
+def test_run_when_slot_waits_since_a_later_one_then_refused() -> None:
+    with pytest.raises(InvalidArgument, match="slot 1 waits since slot 2"):
+        run(make_problem(3, waits={1: 2}), LINK, actions())
 
 
 def test_run_when_given_prefetch_would_take_a_waiting_slots_memory_then_it_waits() -> None:
@@ -157,7 +215,7 @@ def test_run_when_given_prefetch_would_take_a_waiting_slots_memory_then_it_waits
         Item(birth=2, use=5, nbytes=4),
     )
     asked = indexes([0, 0, 0])
-    result = run(problem, limited(4), actions(SWAP, SWAP, KEEP), prefetches=asked)
+    result = run(problem, limited(4), actions(SWAP, SWAP, KEEP), Moments(prefetches=asked))
     assert result.slot_starts[2] == 5
     assert result.in_starts[0] == result.slot_ends[5]
     assert result.prefetch_slots[0] == 6
@@ -328,9 +386,9 @@ def test_run_when_actions_are_too_many_or_few_then_invalid_argument(wrong: np.nd
     with pytest.raises(InvalidArgument, match="for each of 1 items"):
         run(problem, LINK, wrong)
     with pytest.raises(InvalidArgument, match="for each of 1 items"):
-        run(problem, LINK, actions(KEEP), prefetches=indexes([1, 2]))
+        run(problem, LINK, actions(KEEP), Moments(prefetches=indexes([1, 2])))
     with pytest.raises(InvalidArgument, match="slot for each of 1 items"):
-        run(problem, LINK, actions(KEEP), releases=indexes([1, 2]))
+        run(problem, LINK, actions(KEEP), Moments(releases=indexes([1, 2])))
 
 
 def test_run_when_item_cannot_have_the_action_then_invalid_argument() -> None:

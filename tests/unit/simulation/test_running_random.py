@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from swapkit.simulation.running import KEEP, RECOMPUTE, Run, run
+from swapkit.simulation.running import KEEP, RECOMPUTE, Moments, Run, run
 from tests.support.problems import kept_peak, machine_for, random_actions, random_problem
 
 if TYPE_CHECKING:
@@ -106,9 +106,7 @@ def test_follow_when_moments_are_those_of_a_free_run_then_everything_is_the_same
     seed: int,
 ) -> None:
     problem, machine, actions, free = draw_running(seed)
-    followed = run(
-        problem, machine, actions, prefetches=free.prefetch_slots, releases=free.release_slots
-    )
+    followed = run(problem, machine, actions, Moments(free.prefetch_slots, free.release_slots))
     for each in fields(Run):
         np.testing.assert_array_equal(getattr(free, each.name), getattr(followed, each.name))
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from swapkit.ir.machines import Machine
 from swapkit.simulation.problems import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 LINK = Machine(budget_bytes=100, out_bytes_per_second=1.0, in_bytes_per_second=1.0)
 
@@ -30,15 +33,31 @@ class Item:
 
 
 def make_problem(
-    slots: int, *items: Item, held: tuple[int, ...] = (), steps: tuple[float, ...] = ()
+    slots: int,
+    *items: Item,
+    held: tuple[int, ...] = (),
+    steps: tuple[float, ...] = (),
+    waits: Mapping[int, int] | None = None,
 ) -> Problem:
-    """Return a problem of slots of a second; `held`: their bytes, else 0."""
+    """Return a problem of slots of a second.
+
+    Args:
+        slots: their number.
+        items: the items.
+        held: the slots' bytes; else 0.
+        steps: seconds of the steps.
+        waits: slots that wait, and since which slot.
+    """
+    since = np.arange(slots, dtype=np.int32)
+    for slot, began in (waits or {}).items():
+        since[slot] = began
     chains = [item.chain or ((item.step,) if item.step >= 0 else ()) for item in items]
     births, uses, steps_of = column(items, "birth"), column(items, "use"), column(items, "step")
     readies = column(items, "ready", births)
     return Problem(
         slot_seconds=np.ones(slots),
         slot_bytes=np.array(held or (0,) * slots, np.int64),
+        since=since,
         slot_operators=indexes(range(slots + 1)),
         item_bytes=column(items, "nbytes").astype(np.int64),
         item_storages=indexes(range(len(items))),

@@ -13,6 +13,7 @@ typedef struct sk__flow {
     bool is_computing;
     double now;
     double compute_end; /* INFINITY: idle; the same for the next two */
+    double wait_end;    /* computing ends no earlier */
     double out_end;
     double in_end;
     double compute_rate; /* seconds of work done per second at present */
@@ -51,6 +52,16 @@ static bool has_all_moved(const sk__flow *flow) {
            (flow->at_once || flow->ins_done >= plan->awaited[flow->slot]);
 }
 
+/* Return when the transfer is done that a slot waits for; 0: the slot computes. */
+static double end_of_wait(const sk__plan *plan, int32_t slot) {
+    int32_t since = plan->problem->since[slot];
+    double end = since >= 0 && since < slot ? plan->run->slot_ends[since] : 0.0;
+    for (int32_t each = since + 1; each <= slot; each++) {
+        end += plan->problem->slot_seconds[each];
+    }
+    return end;
+}
+
 static void begin_slot(sk__flow *flow) {
     const sk__plan *plan = flow->plan;
     int32_t slot = flow->slot;
@@ -67,6 +78,7 @@ static void begin_slot(sk__flow *flow) {
     flow->bytes += taken;
     flow->is_computing = true;
     flow->compute_end = flow->now + plan->seconds[slot] / flow->compute_rate;
+    flow->wait_end = end_of_wait(plan, slot);
     plan->run->slot_starts[slot] = flow->now;
     plan->run->slot_stalls[slot] = flow->now - flow->last_end;
     plan->run->stall_seconds += flow->now - flow->last_end;
@@ -203,8 +215,8 @@ static void adapt_rates(sk__flow *flow) {
     double compute_rate = goes_out || comes_in ? 1.0 / (1.0 + machine->interference) : 1.0;
     double copy_rate = goes_out && comes_in ? machine->duplex / 2.0 : 1.0;
     if (compute_rate != flow->compute_rate) {
-        flow->compute_end =
-            flow->now + (flow->compute_end - flow->now) * (flow->compute_rate / compute_rate);
+        double left = flow->compute_end > flow->now ? flow->compute_end - flow->now : 0.0;
+        flow->compute_end = flow->now + left * (flow->compute_rate / compute_rate);
         flow->compute_rate = compute_rate;
     }
     if (copy_rate != flow->copy_rate) {
@@ -217,14 +229,15 @@ static void adapt_rates(sk__flow *flow) {
 
 /* Move the clock to the next end; return whether anything was under way. */
 static bool advance(sk__flow *flow) {
-    double next = flow->compute_end;
+    double computed = flow->compute_end > flow->wait_end ? flow->compute_end : flow->wait_end;
+    double next = computed;
     next = flow->out_end < next ? flow->out_end : next;
     next = flow->in_end < next ? flow->in_end : next;
     if (next == INFINITY) {
         return false;
     }
     flow->now = next;
-    if (flow->compute_end <= next) {
+    if (computed <= next) {
         end_slot(flow);
     }
     if (flow->out_end <= next) {

@@ -15,7 +15,7 @@ typedef struct sk__plan {
     const sk_plan_request *request;
     sk_plan_run *run;
     /* For each slot: */
-    double *seconds;     /* including the recomputation before it */
+    double *seconds;     /* including the recomputation before it, without the wait of one */
     int64_t *held;       /* bytes beside those of items, while it runs */
     int64_t *taken;      /* of items, when it begins; without those that come back */
     int64_t *back;       /* of items that are needed in it and come back */

@@ -105,6 +105,13 @@ static void find_needs(const sk__plan *plan) {
     const sk_plan_problem *problem = plan->problem;
     int32_t *needs = plan->run->needs;
     memcpy(needs, problem->uses, (size_t)problem->nitems * sizeof needs[0]);
+    const int32_t *earlies = plan->request->earlies;
+    for (int32_t item = 0; earlies != NULL && item < problem->nitems; item++) {
+        if (sk__is_recomputed(plan, item) && earlies[item] > problem->releases[item] &&
+            earlies[item] < needs[item]) {
+            needs[item] = earlies[item];
+        }
+    }
     for (int32_t step = 0; step < problem->nsteps; step++) {
         plan->step_slot[step] = INT32_MAX;
     }
@@ -263,7 +270,7 @@ sk_status sk__plan_prepare(sk__plan *plan) {
         return status;
     }
     for (int32_t slot = 0; slot < problem->nslots; slot++) {
-        plan->seconds[slot] = problem->slot_seconds[slot];
+        plan->seconds[slot] = problem->since[slot] == slot ? problem->slot_seconds[slot] : 0.0;
         plan->held[slot] = problem->slot_bytes[slot];
     }
     sort_by_birth(plan);

@@ -74,6 +74,10 @@ sk_status sk_plan_check(const sk_plan_problem *problem) {
         if (!(problem->slot_seconds[slot] >= 0) || problem->slot_bytes[slot] < 0) {
             return sk__fail(SK_INVALID, "plan: slot %d has negative time or memory", slot);
         }
+        if (problem->since[slot] < -1 || problem->since[slot] > slot) {
+            return sk__fail(SK_INVALID, "plan: slot %d waits since slot %d", slot,
+                            problem->since[slot]);
+        }
     }
     for (int32_t item = 0; item < problem->nitems; item++) {
         const char *fault = fault_of_item(problem, item);

@@ -14,6 +14,7 @@ from swapkit.planning.bounds.bound import Program, lower_bound
 from swapkit.planning.bounds.closed_form import closed_form_bound
 from swapkit.planning.bounds.linear import Solver
 from swapkit.simulation.problems import Problem
+from swapkit.simulation.running import Moments
 from swapkit.simulation.timeline import KEEP, RECOMPUTE, SWAP, run
 from tests.support.problems import kept_peak, machine_for, random_problem
 from tests.unit.planning.drawing import draw_actions, draw_case
@@ -27,6 +28,7 @@ def make_problem(**changes: Any) -> Problem:
     arrays: dict[str, Any] = {
         "slot_seconds": np.ones(8),
         "slot_bytes": np.array([0, 0, 0, 4, 0, 0, 0, 0]),
+        "since": np.arange(8, dtype=np.int32),
         "slot_operators": np.arange(9, dtype=np.int32),
         "item_bytes": np.array([4, 4]),
         "item_storages": np.array([0, 1], np.int32),
@@ -256,7 +258,7 @@ def test_lower_bound_when_a_step_is_simulated_then_never_above_its_seconds(seed:
     for actions in draw_actions(problem, limits, rng, 30):
         early = np.array([rng.integers(0, use + 1) for use in problem.uses], np.int32)
         for prefetches in (None, early):
-            simulated = run(problem, limits, actions, prefetches=prefetches).seconds
+            simulated = run(problem, limits, actions, Moments(prefetches)).seconds
             assert simulated >= max(bounds) - 1e-9
 
 
