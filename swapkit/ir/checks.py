@@ -133,7 +133,8 @@ def check_plan(plan: Plan, trace: Trace | None = None) -> None:
 
     A storage has one decision. Only a swap has a tier and a release, which is no later than its
     prefetch, and what is kept has no prefetch. With a trace: the trace has these storages and
-    operators, and the same signature, if both have one. `find_violations` checks whether the plan is legal.
+    operators, and the same signature, if both have one. `find_violations` checks whether the plan
+    is legal.
 
     Raises:
         InvalidDocument: the plan is not sound; the message says where.

@@ -94,7 +94,7 @@ def _list_costs(trace: Trace, plan: Plan) -> dict[int, float | None]:
     problem = lower(trace, optimizer_states=moves_states)
     costs: dict[int, float | None] = {each.storage: None for each in plan.decisions}
     for item, storage in enumerate(problem.item_storages.tolist()):
-        chain = problem.chain_steps[problem.chain_starts[item] : problem.chain_starts[item + 1]]
+        chain = problem.steps_of(item)
         possible = bool(problem.can_recompute[item])
         costs[storage] = float(problem.step_seconds[chain].sum()) if possible else None
     return costs

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from swapkit.errors import InvalidArgument
-from swapkit.ir.traces import BEFORE, is_wait, starts_transfer
+from swapkit.ir.traces import BEFORE, WAIT, is_wait, starts_transfer
 from swapkit.simulation.chains import find_chains
 from swapkit.simulation.items import Touches, find_items
 from swapkit.simulation.problems import Problem
@@ -63,6 +63,7 @@ def lower(
         slot_bytes=np.maximum.reduceat(_fixed_bytes(trace, nbytes, storages), slots.starts),
         slot_operators=np.append(slots.starts, len(trace.operators)).astype(np.int32),
         since=_since(slots, transfers),
+        waits=slots.of(_indexes(each for each in transfers if trace.operators[each].name == WAIT)),
         item_bytes=nbytes[storages],
         item_storages=storages,
         births=births,

@@ -53,6 +53,7 @@ class Problem:
     slot_seconds: Floats  # K
     slot_bytes: Bytes  # K: the most of any operator in the slot
     since: Indexes  # K
+    waits: Indexes  # the slots that wait where a session can recompute in the meantime
     slot_operators: Indexes  # K + 1: the first operator of each slot; then the number of operators
     item_bytes: Bytes  # N, as for all fields down to own_steps
     item_storages: Indexes  # of the trace
@@ -72,6 +73,13 @@ class Problem:
     chain_steps: Indexes
     input_starts: Indexes  # N + 1
     inputs: Indexes
+
+    def steps_of(self, item: int) -> list[int]:
+        """Return the steps that recompute an item, in order."""
+        steps: list[int] = self.chain_steps[
+            self.chain_starts[item] : self.chain_starts[item + 1]
+        ].tolist()
+        return steps
 
     def wait_seconds(self) -> float:
         """Return the time of the slots that wait for other ranks, if nothing is moved."""

@@ -66,9 +66,9 @@ def _recompute_seconds(problem: Problem, actions: NDArray[np.int8], run: Run) ->
     """Return the seconds of recomputing before each slot, where a step runs only once."""
     seconds = np.zeros(len(problem.slot_seconds), np.float64)
     ran = {
-        (int(run.needs[item]), int(step))
+        (int(run.needs[item]), step)
         for item in np.flatnonzero(actions == RECOMPUTE)
-        for step in problem.chain_steps[problem.chain_starts[item] : problem.chain_starts[item + 1]]
+        for step in problem.steps_of(int(item))
     }
     for slot, step in sorted(ran):
         seconds[slot] += problem.step_seconds[step]
@@ -101,8 +101,7 @@ def _list_recomputations(
     made = []
     for item in recomputed[order]:
         slot = int(run.needs[item])
-        steps = problem.chain_steps[problem.chain_starts[item] : problem.chain_starts[item + 1]]
-        new = {(slot, step) for step in steps.tolist()} - ran
+        new = {(slot, step) for step in problem.steps_of(int(item))} - ran
         ran |= new
         made.append(
             Recomputation(

@@ -29,6 +29,7 @@ __all__ = [
     "RECOMPUTE",
     "SWAP",
     "SWAP_TO_DISK",
+    "Moments",
     "Run",
     "as_plan",
     "find_host_seconds",

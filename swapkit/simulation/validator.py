@@ -58,12 +58,7 @@ def find_violations(
     if violations:
         return violations
     actions = {number: decision.action for number, decision in moved.items()}
-    early = {
-        number: each.prefetch
-        for number, each in moved.items()
-        if each.action is Action.RECOMPUTE and each.prefetch is not None
-    }
-    demand = Resolver(trace, touches, gaps, actions, early).resolve()
+    demand = Resolver(trace, touches, gaps, actions, _find_early(moved)).resolve()
     violations += demand.violations
     violations += _check_decisions(moved, gaps, demand, machine)
     violations += _check_prediction(plan, trace)
@@ -75,6 +70,15 @@ def find_violations(
     if not violations:
         violations += check_schedule(trace, moved, machine, schedule, demand)
     return violations
+
+
+def _find_early(moved: Mapping[int, Decision]) -> dict[int, int]:
+    """Return the operators before which a plan recomputes storages ahead of their needs."""
+    return {
+        number: each.prefetch
+        for number, each in moved.items()
+        if each.action is Action.RECOMPUTE and each.prefetch is not None
+    }
 
 
 def _check_decisions(

@@ -17,6 +17,7 @@ typedef struct step {
     bool can[NITEMS];
     int64_t chain_bytes[NITEMS];
     int32_t own_steps[NITEMS];
+    int32_t since[NSLOTS];
     double step_seconds[NITEMS];
     int32_t chain_starts[NITEMS + 1], chain_steps[NITEMS];
     int32_t input_starts[NITEMS + 1], inputs[1];
@@ -33,6 +34,7 @@ typedef struct result {
 
 static void step_init(step *s) {
     *s = (step){.seconds = {1, 1, 1, 1},
+                .since = {0, 1, 2, 3},
                 .nbytes = {1, 1},
                 .births = {0, 1},
                 .readies = {0, 1},
@@ -54,6 +56,7 @@ static void step_init(step *s) {
                                    .nsteps = NITEMS,
                                    .slot_seconds = s->seconds,
                                    .slot_bytes = s->held,
+                                   .since = s->since,
                                    .item_bytes = s->nbytes,
                                    .births = s->births,
                                    .readies = s->readies,
@@ -98,6 +101,24 @@ SK_TEST(plan, test_simulate_when_all_is_kept_then_sums) {
     CHECK_EQUAL(2, r.run.peak_bytes);
     CHECK_EQUAL(-1, r.run.stuck_slot);
     CHECK(isnan(r.items[0][0]));
+}
+
+SK_TEST(plan, test_simulate_when_slot_waits_then_it_ends_with_the_transfer) {
+    step s;
+    result r;
+    step_init(&s);
+    s.since[2] = 0; /* since the end of slot 0, at 1, for the 2 s of the slots 1 and 2 */
+    s.seconds[1] = 0.5;
+    s.seconds[2] = 1.5;
+    CHECK_OK(sk_plan_check(&s.problem));
+    CHECK_OK(step_run(&s, SK_PLAN_KEEP, SK_PLAN_KEEP, &r));
+    CHECK(r.slots[0][2] == 1.5 && r.slots[1][2] == 3);
+    /* Recomputing item 1 before slot 2 takes 1 s of its wait. */
+    CHECK_OK(step_run(&s, SK_PLAN_KEEP, SK_PLAN_RECOMPUTE, &r));
+    CHECK(r.run.recompute_seconds == 1);
+    CHECK(r.slots[1][2] == 3 && r.run.seconds == 4);
+    s.since[2] = 3;
+    CHECK(sk_plan_check(&s.problem) == SK_INVALID);
 }
 
 SK_TEST(plan, test_simulate_when_one_fits_then_other_goes_and_comes_back) {

@@ -46,6 +46,7 @@ def random_problem(seed: int, items: int = 12, *, shuffle: int = 3) -> Problem:
         slot_seconds=rng.uniform(0.5e-3, 2e-3, nslots),
         slot_bytes=rng.integers(2 * MIB, 6 * MIB, nslots),
         since=np.arange(nslots, dtype=np.int32),
+        waits=np.empty(0, np.int32),
         slot_operators=np.arange(nslots + 1, dtype=np.int32),
         item_bytes=rng.integers(MIB, 8 * MIB, items),
         item_storages=np.arange(items, dtype=np.int32) + 3,

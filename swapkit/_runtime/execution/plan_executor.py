@@ -13,6 +13,7 @@ import torch
 
 from swapkit._runtime.execution.plan_compiler import compile_plan
 from swapkit._runtime.execution.planned_recomputation import PlannedRepetition, Repetitions
+from swapkit._runtime.execution.wait_filling import WaitFiller, find_early
 from swapkit._runtime.model import global_hooks, hook_bypass
 from swapkit._runtime.model.weak_models import find_weakly
 from swapkit._runtime.process.captures import capture_table
@@ -42,7 +43,7 @@ class StepReport:
     events: int  # until it deviated
     stall_seconds: float  # waited for copies
     late_prefetches: int  # storages whose copy was waited for at their use
-    refused_prefetches: int  # prefetches that found no room when they were due
+    refused_prefetches: int  # and early recomputations that found no room when they were due
 
 
 class PlanExecutor:
@@ -81,9 +82,11 @@ class PlanExecutor:
         self._packer = swapper.events
         self._tracker = swapper.shared.tracker
         self._table = compile_plan(trace, plan, self._tracker, for_any_length=for_any_length)
+        self._early = find_early(trace, plan)
         self.is_following = False  # between a `start` and a `stop`, neither of them interrupted
         self._follower: Follower | None = None
         self._repetitions: Repetitions | None = None  # None: the plan repeats no operators
+        self._filler: WaitFiller | None = None  # None: the plan recomputes nothing in waits
         self._deviation: str | None = None
 
     # ---- life -----------------------------------------------------------------------------------
@@ -105,6 +108,9 @@ class PlanExecutor:
             if table.captures:
                 self._repetitions = Repetitions(self._find_repetitions(), follower)
                 global_hooks.steps.add(self)
+            if self._early:
+                self._filler = WaitFiller(swapper, follower, self._early)
+                self._filler.start()
             self._counted_before = swapper.counters()
             self._begin(follower)
         self._packer.has_saved_late = False
@@ -124,6 +130,9 @@ class PlanExecutor:
         if self._repetitions is not None:
             self._repetitions.end()
             self._repetitions = None
+        if self._filler is not None:
+            self._filler.stop()
+            self._filler = None
         global_hooks.steps.remove(self)
         with swapper.shared.lock:
             self._follower.end()
@@ -171,6 +180,8 @@ class PlanExecutor:
         repetitions = self._repetitions
         if repetitions is not None and repetitions.has_changed():
             follower.capture(capture_table(repetitions.captures(), self._table.operators))
+        if self._filler is not None:
+            self._filler.begin_step()
         follower.reset()
 
     # ---- recomputation and events ---------------------------------------------------------------

@@ -315,7 +315,7 @@ class Follower(Protocol):
     is_on: bool  # nothing unexpected was seen in this step
     position: int  # events so far
     late: int  # storages whose copy was waited for at their use
-    refused: int  # prefetches that found no room when they were due
+    refused: int  # prefetches and early recomputations that found no room when they were due
     moved_bytes: int  # sent out so far
 
     def set_untracked(self, is_untracked: bool, /) -> None:  # noqa: FBT001 - positional only
@@ -323,6 +323,9 @@ class Follower(Protocol):
 
     def site(self) -> tuple[int, int] | None:
         """Return the tag and index of the next event if it is a storage's first save, or None."""
+
+    def recompute(self, storage: int, /) -> None:
+        """Recompute a storage of the plan now, ahead of its use, if there is room."""
 
     def capture(self, rows: bytes, /) -> None:
         """Repeat these runs of operators, from the next step on; see `captures.py`."""

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from swapkit.simulation.running import KEEP, RECOMPUTE, SWAP, SWAP_TO_DISK
+from swapkit.simulation.levels import find_levels
+from swapkit.simulation.running import RECOMPUTE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,33 +53,6 @@ def find_early(
     return early
 
 
-def find_levels(problem: Problem, run: Run, actions: NDArray[np.int8]) -> Bytes:
-    """Return the bytes in use in each slot: the most at any time in it."""
-    slots = len(problem.slot_seconds)
-    changes = np.zeros(slots + 1, np.int64)
-
-    def add(firsts: Indexes, lasts: Indexes, nbytes: Bytes) -> None:
-        are_there = firsts <= lasts
-        np.add.at(changes, firsts[are_there], nbytes[are_there])
-        np.subtract.at(changes, lasts[are_there] + 1, nbytes[are_there])
-
-    births, deaths, sizes = problem.births, problem.deaths, problem.item_bytes
-    kept = actions == KEEP
-    add(births[kept], deaths[kept], sizes[kept])
-    again = actions == RECOMPUTE
-    add(births[again], problem.releases[again], sizes[again])
-    add(run.needs[again], deaths[again], sizes[again])
-    add(run.needs[again], run.needs[again], problem.chain_bytes[again])
-    swapped = (actions == SWAP) | (actions == SWAP_TO_DISK)
-    left = np.searchsorted(run.slot_starts, run.released[swapped], side="left") - 1
-    back = np.searchsorted(run.slot_ends, run.in_starts[swapped], side="right")
-    back = np.minimum(back, run.needs[swapped])
-    add(births[swapped], np.minimum(left, back - 1), sizes[swapped])
-    add(back, deaths[swapped], sizes[swapped])
-    levels: Bytes = problem.slot_bytes + np.cumsum(changes[:-1])
-    return levels
-
-
 def _count_fitting(
     problem: Problem, needs: Indexes, items: NDArray[np.int64], levels: Bytes, budget_bytes: int
 ) -> int:
@@ -101,10 +75,7 @@ def _count_fitting(
 
 def _sum_steps(problem: Problem, run: Run, items: NDArray[np.int64]) -> float:
     """Return the seconds of the steps that recompute some items; each runs once for a slot."""
-    starts = problem.chain_starts
     ran = {
-        (int(run.needs[item]), step)
-        for item in items.tolist()
-        for step in problem.chain_steps[starts[item] : starts[item + 1]].tolist()
+        (int(run.needs[item]), step) for item in items.tolist() for step in problem.steps_of(item)
     }
     return sum(float(problem.step_seconds[step]) for _, step in sorted(ran))

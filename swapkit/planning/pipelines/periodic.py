@@ -18,10 +18,11 @@ from swapkit.ir.orders import BackwardPart, Job, JobOrder, count_in_flight
 from swapkit.ir.pipelines import PipelineRecordings
 from swapkit.ir.traces import BEFORE, Kind, Phase, Trace
 from swapkit.planning.pipelines.curves import QUICK, WORTH, bounds_of, cut_jobs
-from swapkit.planning.pipelines.early import find_early, find_levels
+from swapkit.planning.pipelines.early import find_early
 from swapkit.planning.pipelines.ways import Cost, StageWays, Way
 from swapkit.planning.planner import restrict
 from swapkit.planning.search.solving import Solution, plan_problem
+from swapkit.simulation.levels import find_levels
 from swapkit.simulation.lowering import lower
 from swapkit.simulation.schedules import make_schedule
 from swapkit.simulation.timeline import predict

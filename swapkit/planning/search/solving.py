@@ -11,6 +11,7 @@ from swapkit.planning.search.feasibility import find_least
 from swapkit.planning.search.local_search import Effort, Search
 from swapkit.planning.search.rounding import Shares
 from swapkit.planning.search.trials import Trials
+from swapkit.planning.search.waits import fill_waits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -82,7 +83,8 @@ def plan_problem(
     best = search.improve(starts)
     if best.cost > bound_seconds * HARD:  # chance matters more for hard problems
         best = search.improve([best, *starts])
-    return Solution(trial=search.drop_needless(best), bound_seconds=bound_seconds)
+    best = fill_waits(trials, search.drop_needless(best))
+    return Solution(trial=best, bound_seconds=bound_seconds)
 
 
 def choose_effort(problem: Problem) -> Effort:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from swapkit.ir.machines import Machine
     from swapkit.ir.traces import HostTime
-    from swapkit.simulation.problems import Problem
+    from swapkit.simulation.problems import Indexes, Problem
 
     Actions: TypeAlias = NDArray[np.int8]
 
@@ -49,12 +49,15 @@ class Trials:
         self.count = 0
         self._slots = len(problem.slot_seconds)
 
-    def simulate(self, actions: Actions, window: int | None = None) -> Trial:
+    def simulate(
+        self, actions: Actions, window: int | None = None, *, earlies: Indexes | None = None
+    ) -> Trial:
         """Return the trial of these actions, which must not change afterwards.
 
         Args:
             actions: the action of each item.
             window: most slots before its need that a copy back may start; None: any number.
+            earlies: the slots before which items are recomputed ahead of their needs.
 
         Raises:
             GivenUp: the result of this thread's search is not needed.
@@ -62,7 +65,8 @@ class Trials:
         go_on()
         window = self._slots if window is None else window
         self.count += 1
-        run = timeline.run(self.problem, self.machine, actions, window=window)
+        moments = timeline.Moments(earlies=earlies)
+        run = timeline.run(self.problem, self.machine, actions, moments, window=window)
         if run.stuck_slot < 0:
             idle = max(0.0, timeline.find_host_seconds(self._host, actions) - run.seconds)
             return Trial(actions, window, run, run.seconds + IDLE * idle)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,13 +32,18 @@ class Item:
     inputs: tuple[int, ...] = ()
     chain_bytes: int = 0
 
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The steps that make it."""
+        return self.chain or ((self.step,) if self.step >= 0 else ())
+
 
 def make_problem(
     slots: int,
     *items: Item,
     held: tuple[int, ...] = (),
     steps: tuple[float, ...] = (),
-    waits: Mapping[int, int] | None = None,
+    waits: Mapping[int, int] = MappingProxyType({}),
 ) -> Problem:
     """Return a problem of slots of a second.
 
@@ -48,16 +54,14 @@ def make_problem(
         steps: seconds of the steps.
         waits: slots that wait, and since which slot.
     """
-    since = np.arange(slots, dtype=np.int32)
-    for slot, began in (waits or {}).items():
-        since[slot] = began
-    chains = [item.chain or ((item.step,) if item.step >= 0 else ()) for item in items]
+    chains = [item.steps for item in items]
     births, uses, steps_of = column(items, "birth"), column(items, "use"), column(items, "step")
     readies = column(items, "ready", births)
     return Problem(
         slot_seconds=np.ones(slots),
         slot_bytes=np.array(held or (0,) * slots, np.int64),
-        since=since,
+        since=indexes(waits.get(slot, slot) for slot in range(slots)),
+        waits=indexes(waits),
         slot_operators=indexes(range(slots + 1)),
         item_bytes=column(items, "nbytes").astype(np.int64),
         item_storages=indexes(range(len(items))),

@@ -29,6 +29,7 @@ def make_problem(**changes: Any) -> Problem:
         "slot_seconds": np.ones(8),
         "slot_bytes": np.array([0, 0, 0, 4, 0, 0, 0, 0]),
         "since": np.arange(8, dtype=np.int32),
+        "waits": np.empty(0, np.int32),
         "slot_operators": np.arange(9, dtype=np.int32),
         "item_bytes": np.array([4, 4]),
         "item_storages": np.array([0, 1], np.int32),

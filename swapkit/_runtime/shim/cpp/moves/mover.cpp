@@ -428,6 +428,14 @@ int bring_early(Mover *mover, Group *group) { return bring_if_room(mover, group,
 
 int bring_planned(Mover *mover, Group *group) { return bring_if_room(mover, group, false); }
 
+int recompute_early(Mover *mover, Group *group) {
+    if (group->storage != nullptr || !is_recomputed(group)) {
+        return 1;
+    }
+    int started = has_room(mover, group->nbytes, false);
+    return started == 1 && !compute_again(mover, group) ? -1 : started;
+}
+
 bool bring_back(Mover *mover, Group *group) {
     SWAPKIT_ASSERT(has_python());
     if (!end_reclaimable(mover, group)) {

@@ -142,6 +142,9 @@ bool release(Mover *mover, Group *group);
 int bring_early(Mover *mover, Group *group);
 // As bring_early, for a group whose room the plan has accounted for.
 int bring_planned(Mover *mover, Group *group);
+// Recompute a group ahead of its use, if there is room, and if its bytes are recomputed at all. 0:
+// there is no room; -1: an exception is set.
+int recompute_early(Mover *mover, Group *group);
 // Give a group its bytes again, waiting if necessary. Start prefetching the groups needed next.
 bool bring_back(Mover *mover, Group *group);
 // Wait for a copy back, if one is under way.

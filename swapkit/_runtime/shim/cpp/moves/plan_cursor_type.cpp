@@ -154,6 +154,20 @@ PyObject *follower_site(PyObject *self, PyObject *) {
                          static_cast<long long>(event.index));
 }
 
+// recompute(storage): recompute a storage of the plan now if it was saved, and there is room.
+PyObject *follower_recompute(PyObject *self, PyObject *argument) {
+    Follower *follower = as_follower(self);
+    std::size_t storage = PyLong_AsSize_t(argument);
+    if (PyErr_Occurred() != nullptr) {
+        return nullptr;
+    }
+    const std::vector<Progress> &progress = follower->body->progress;
+    auto group = Ref<Group>::share(storage < progress.size() ? progress[storage].group : nullptr);
+    int is_made = follower->is_on != 0 && group ? recompute_early(follower->mover, group.get()) : 1;
+    follower->refused += is_made == 0 ? 1 : 0;
+    return is_made < 0 ? nullptr : Py_NewRef(Py_None);
+}
+
 int follower_traverse(PyObject *self, visitproc visit, void *arg) {
     Py_VISIT(as_object(as_follower(self)->mover));
     Py_VISIT(as_follower(self)->owner);
@@ -183,6 +197,7 @@ PyMethodDef follower_methods[] = {
     {"reset", shielded<follower_reset>, METH_NOARGS, nullptr},
     {"end", shielded<follower_stop>, METH_NOARGS, nullptr},
     {"set_untracked", follower_set_untracked, METH_O, nullptr},
+    {"recompute", shielded<follower_recompute>, METH_O, nullptr},
     {"site", follower_site, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };

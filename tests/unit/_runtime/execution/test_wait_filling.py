@@ -1,0 +1,124 @@
+"""A plan's recomputations in waits for other ranks: in the wait that the plan names, or not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.distributed
+
+from swapkit.ir.traces import WAIT
+from tests.support import MIB
+from tests.support.threads import on_thread
+from tests.unit._runtime.plan_rig import Course, assert_same, made_by, plain, recompute
+from tests.unit._runtime.rig import in_use
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from swapkit.ir.plans import Decision
+    from swapkit.ir.traces import Trace
+
+pytestmark = pytest.mark.usefixtures("installation", "group")
+distributed: Any = torch.distributed
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+def wait() -> None:
+    distributed.all_reduce(torch.zeros(1), async_op=True).wait()
+
+
+class WaitingCourse(Course):
+    """Waits twice between forward and backward; notes the recomputations by then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: list[int] = []
+        self.loss = self._wait_twice
+
+    def _wait_twice(self, y: torch.Tensor) -> torch.Tensor:
+        loss = y.pow(2).mean()
+        self.counts.append(self.count())
+        for _ in range(2):
+            self.wait()
+            self.counts.append(self.count())
+        return loss
+
+    def wait(self) -> None:
+        wait()
+
+    def count(self) -> int:
+        """Return the recomputations so far."""
+        return self.swapper.counters().recomputed
+
+
+def in_wait(trace: Trace, number: int) -> tuple[Decision, ...]:
+    """Return decisions to recompute what one kind of operator makes, in a wait."""
+    waits = [at for at, each in enumerate(trace.operators) if each.name == WAIT]
+    decisions = recompute(*made_by(trace, "gelu"))
+    assert len(decisions) == 3
+    return tuple(replace(each, prefetch=waits[number]) for each in decisions)
+
+
+@pytest.mark.parametrize(("number", "counts"), [(0, [0, 3, 3]), (1, [0, 0, 3])])
+def test_wait_when_the_plan_recomputes_in_it_then_once_and_there(
+    number: int, counts: list[int]
+) -> None:
+    course = WaitingCourse()
+    expected = plain(course, *[Course.step] * 3)
+    with course.running():
+        trace = course.record()
+        with course.following_plan(trace, *in_wait(trace, number)) as following:
+            for step in range(2):
+                course.counts.clear()
+                course.step()
+                assert course.counts == [each + 3 * step for each in counts]
+                assert course.count() == 3 * (step + 1), "backward recomputes nothing again"
+                report = following.end_step()
+                assert (report.deviation, report.refused_prefetches) == (None, 0)
+        wait()  # nobody listens any more
+    assert_same(course, expected)
+
+
+def test_wait_when_another_thread_waits_then_the_step_is_not_concerned() -> None:
+    course = WaitingCourse()
+    with course.running():
+        trace = course.record()
+        with course.following_plan(trace, *in_wait(trace, 0)):
+            course.wait = lambda: on_thread(wait)  # type: ignore[method-assign]
+            course.counts.clear()
+            course.step()
+            assert course.counts == [0, 0, 0]
+            assert course.count() == 3, "in backward, as without the wait"
+
+
+def test_wait_when_there_is_no_room_then_backward_recomputes() -> None:
+    course = WaitingCourse()
+    expected = plain(course, *[Course.step] * 2)
+    limit = in_use(course.installation) + 16 * MIB
+    filler: list[torch.Tensor] = []
+
+    def fill_and_wait() -> None:
+        filler.append(torch.empty(limit - in_use(course.installation) - 4096, dtype=torch.uint8))
+        wait()
+        filler.clear()
+
+    with course.running(limit):
+        trace = course.record()
+        with course.following_plan(trace, *in_wait(trace, 0)) as following:
+            course.wait = fill_and_wait  # type: ignore[method-assign]
+            course.counts.clear()
+            course.step()
+            assert course.counts == [0, 0, 0]
+            report = following.end_step()
+    assert report.deviation is None
+    assert report.refused_prefetches == 3
+    assert_same(course, expected)
