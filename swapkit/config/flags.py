@@ -95,7 +95,7 @@ _SPLIT = "swapkit does not spread layers over stages; use torch.distributed.pipe
 _PACK = "swapkit swaps or recomputes tensors instead of compressing them"
 # Flags without a counterpart, each with an alternative.
 WITHOUT_COUNTERPART = {
-    "recompute-in-bubble": f"swapkit does not move recomputation into bubbles; {_PLAN}",
+    "recompute-in-bubble": f"only plans recompute in bubbles; {_PLAN}",
     "recompute-in-advance": f"swapkit does not recompute in advance; {_PLAN}",
     "moe-adaptive-recompute-activation": f"swapkit ignores the load of experts; {_PLAN}",
     "automated-pipeline": _SPLIT,

@@ -84,7 +84,7 @@ COMPATIBLE = (
     Pair(
         first="swap attention",
         second="recompute in bubble",
-        reason="swapkit warns that it recomputes nothing in bubbles",
+        reason="swapkit warns that without a plan nothing is recomputed in bubbles",
     ),
     Pair(
         first="swap optimizer",
