@@ -24,6 +24,7 @@ class Why(enum.Enum):
     HIDDEN = "its copies cost no compute time"
     CHEAPER_COPY = "waiting for its copies costs less than recomputing it"
     CHEAPER_RECOMPUTE = "recomputing it costs less than its time on the link"
+    IN_WAIT = "it is recomputed while the step waits for other ranks"
     BUSY_LINK = "the link has no time left for its copies"
     ONLY_COPY = "it cannot be recomputed"
 
@@ -119,7 +120,7 @@ def _explain(
         action=decision.action,
         tier=decision.tier,
         nbytes=storage.nbytes,
-        why=_find_why(decision.action, price, link_price, exposed),
+        why=_find_why(decision, price, link_price, exposed),
         recompute_seconds=cost,
         recompute_price=price,
         link_price=link_price,
@@ -129,10 +130,12 @@ def _explain(
     )
 
 
-def _find_why(action: Action, price: float | None, link_price: float, exposed: float) -> Why:
-    if action is Action.KEEP:
+def _find_why(decision: Decision, price: float | None, link_price: float, exposed: float) -> Why:
+    if decision.action is Action.KEEP:
         return Why.FITS
-    if action is Action.RECOMPUTE:
+    if decision.action is Action.RECOMPUTE:
+        if decision.prefetch is not None:
+            return Why.IN_WAIT
         cheap = price is not None and price <= link_price
         return Why.CHEAPER_RECOMPUTE if cheap else Why.BUSY_LINK
     if exposed == 0:

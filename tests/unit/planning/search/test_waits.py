@@ -10,6 +10,7 @@ import pytest
 
 from swapkit.errors import InfeasibleBudget
 from swapkit.planning.planner import make_plan
+from swapkit.planning.reasons import Why, explain_decisions
 from swapkit.planning.search.trials import Trials
 from swapkit.planning.search.waits import fill_waits
 from swapkit.simulation.running import KEEP, RECOMPUTE, SWAP
@@ -83,5 +84,8 @@ def test_plans_when_steps_wait_then_they_are_legal_and_some_recompute_in_waits()
             assert find_violations(trace, plan, machine, schedule) == []
             assert plan.prediction is not None
             assert schedule.prediction.seconds == pytest.approx(plan.prediction.seconds)
-            count += any(each.prefetch is not None for each in plan.decisions)
+            early = {each.storage for each in plan.decisions if each.prefetch is not None}
+            reasons = explain_decisions(trace, plan, machine, schedule)
+            assert {each.storage for each in reasons if each.why is Why.IN_WAIT} == early
+            count += bool(early)
     assert count > 0
