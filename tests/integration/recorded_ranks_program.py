@@ -21,8 +21,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
 
 import swapkit
+from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.torch_compat.internals import default_store
 from swapkit.ir.traces import WAIT
+from swapkit.testing import slow_link
 from tests.support.ranks import tell_and_exit
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 WIDTH, LAYERS = 64, 3
 MICROBATCHES = 8
 LATE_SECONDS = 0.4
+SWAPPED = 16  # tensors
+LINK_BYTES_PER_SECOND = 4 * SWAPPED * WIDTH * WIDTH / (LATE_SECONDS / 2)
 
 
 def methods() -> list[Any]:
@@ -153,6 +157,44 @@ def pipeline() -> Trace:
     return swapkit.record(step, nn.ModuleList(modules))
 
 
+def copy_beside(start: Callable[[], Any]) -> tuple[int, int]:
+    """Wait for a collective while copies are under way.
+
+    Returns:
+        How many copies were under way when the wait began, and when it ended.
+    """
+    x = torch.ones(SWAPPED, WIDTH, WIDTH, requires_grad=True)
+    with (
+        slow_link(bytes_per_s=LINK_BYTES_PER_SECOND),
+        swapkit.budget(1 << 30, policy="rescue"),
+        swapkit.offload(),
+    ):
+        mover = get_runtime().current_swapper().mover
+
+        def count() -> int:
+            return sum(not mover.poll_out(each) for each in mover.resident)
+
+        loss = torch.stack([each.exp().sum() for each in x.unbind()]).sum()
+        before: list[int] = []
+
+        def begin() -> Any:
+            before.append(count())
+            return start()
+
+        meet_late(f"copied {start.__name__}", begin)
+        after = count()
+        loss.backward()
+    return before[0], after
+
+
+def gather() -> Any:
+    return dist.all_gather_into_tensor(torch.empty(8), torch.ones(4), async_op=True)
+
+
+def reduce_scatter() -> Any:
+    return dist.reduce_scatter_tensor(torch.empty(4), torch.ones(8), async_op=True)
+
+
 def count_tanh(trace: Trace) -> list[list[int]]:
     """Return the microbatches of each tanh and of each of its backwards, in the step's order."""
     forward, backward = (
@@ -166,7 +208,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     swapkit.install()
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
     for make in reduce_late, receive_late, wait_elsewhere, fail, shard, pipeline:
         trace = make()
         found[make.__name__] = {
@@ -176,6 +218,8 @@ def main() -> None:
             "tanh": count_tanh(trace),
             "is_plain": methods() == PLAIN,
         }
+    for start in gather, reduce_scatter:
+        found[start.__name__] = {"copied": copy_beside(start)}
     tell_and_exit(found)
 
 

@@ -6,7 +6,11 @@ from typing import Any
 
 import pytest
 
-from tests.integration.recorded_ranks_program import LATE_SECONDS, LAYERS, MICROBATCHES
+from tests.integration.recorded_ranks_program import (
+    LATE_SECONDS,
+    LAYERS,
+    MICROBATCHES,
+)
 from tests.support import ROOT
 from tests.support.ranks import run_on_ranks
 
@@ -51,6 +55,16 @@ def test_step_when_parameters_are_sharded_then_each_collective_is_there_with_its
         assert operators["c10d._reduce_scatter_base_.default"] == LAYERS
         assert operators[WAIT] >= 2 * LAYERS
         assert rank["phases"] == ["backward", "forward"]
+
+
+@pytest.mark.promise("F9")
+@pytest.mark.promise("B15")
+@pytest.mark.parametrize("collective", ["gather", "reduce_scatter"])
+def test_copies_when_the_step_waits_in_a_collective_then_they_go_on(collective: str) -> None:
+    waiting = found(collective)[0]
+    under_way, left = waiting["copied"]
+    assert under_way > 0
+    assert left == 0
 
 
 def test_microbatches_when_a_rank_has_two_stages_then_they_are_those_of_the_schedule() -> None:
