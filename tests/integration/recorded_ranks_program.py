@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
+from torch.nn.parallel import DistributedDataParallel
 
 import swapkit
 from swapkit._runtime.process.runtime import get_runtime
@@ -195,6 +196,27 @@ def reduce_scatter() -> Any:
     return dist.reduce_scatter_tensor(torch.empty(4), torch.ones(8), async_op=True)
 
 
+def keep_buckets() -> Trace:
+    """Record DDP, whose buckets for gradients stay between steps. No operator makes them."""
+    torch.manual_seed(0)
+    width = 8 * WIDTH  # so that there are several buckets
+    model = DistributedDataParallel(
+        nn.Sequential(*[nn.Linear(width, width) for _ in range(LAYERS)])
+    )
+    optimizer = torch.optim.AdamW(model.parameters())
+    x = torch.randn(16, width)
+
+    def step() -> None:
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for _ in range(3):  # the second one makes other buckets
+        step()
+    swapkit.reset_peak_memory_stats()
+    return swapkit.record(step, model, optimizer)
+
+
 def count_tanh(trace: Trace) -> list[list[int]]:
     """Return the microbatches of each tanh and of each of its backwards, in the step's order."""
     forward, backward = (
@@ -209,14 +231,16 @@ def main() -> None:
     dist.init_process_group("gloo")
     swapkit.install()
     found: dict[str, dict[str, Any]] = {}
-    for make in reduce_late, receive_late, wait_elsewhere, fail, shard, pipeline:
+    for make in reduce_late, receive_late, wait_elsewhere, fail, shard, pipeline, keep_buckets:
         trace = make()
+        peak_bytes = swapkit.memory_stats()["allocated_bytes.all.peak"]
         found[make.__name__] = {
             "operators": Counter(each.name for each in trace.operators),
             "waited": sum(each.seconds for each in trace.operators if each.name == WAIT),
             "phases": sorted({each.phase.value for each in trace.operators if each.name == WAIT}),
             "tanh": count_tanh(trace),
             "is_plain": methods() == PLAIN,
+            "peak": trace.peak_bytes / peak_bytes,
         }
     for start in gather, reduce_scatter:
         found[start.__name__] = {"copied": copy_beside(start)}

@@ -76,6 +76,11 @@ def test_microbatches_when_a_rank_has_two_stages_then_they_are_those_of_the_sche
         assert rank["operators"][WAIT] > 0
 
 
+def test_peak_when_a_wrapper_keeps_buckets_for_gradients_then_they_count_once() -> None:
+    for rank in found("keep_buckets"):
+        assert rank["peak"] == pytest.approx(1, rel=0.01)
+
+
 def test_torch_when_a_step_has_been_recorded_then_it_has_its_own_methods_again() -> None:
     for step in "reduce_late", "fail", "shard", "pipeline":
         assert all(rank["is_plain"] for rank in found(step))

@@ -93,13 +93,19 @@ class Blocks:
                 return
 
     def attach(self, address: int, number: int) -> int | None:
-        """Note that a block is that of a storage; return its birth. None: not taken in the step."""
+        """Note that a block is that of a storage; return its birth. None: not known."""
         self._numbers[address] = number
         block = self._present.get(address)
-        if block is None:
-            return None
+        if (
+            block is None
+        ):  # older, though an operator may be the first to write to it: DDP's buckets
+            return BEFORE if self.is_whole and not self._is_inside(address) else None
         block.is_owned = True
         return block.birth
+
+    def _is_inside(self, address: int) -> bool:
+        """Return whether an address is in the middle of a block that was taken in the step."""
+        return any(start < address < start + block.nbytes for start, block in self._present.items())
 
     def has(self, address: int) -> bool:
         """Return whether a storage of the trace has its memory there; False if it is unknown."""

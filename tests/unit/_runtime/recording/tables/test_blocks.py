@@ -76,6 +76,25 @@ def test_block_when_a_storage_has_it_then_its_end_is_told() -> None:
     assert course.lives() == []
 
 
+def test_storage_when_its_block_was_there_before_then_it_is_from_before_the_step() -> None:
+    course = Course()
+    course.operators = 3
+    assert course.blocks.attach(A, 7) == BEFORE
+
+
+def test_storage_when_it_is_a_part_of_a_block_of_the_step_then_its_birth_is_not_known() -> None:
+    course = Course()
+    course.blocks.take(A, 512, 500, 0)
+    assert course.blocks.attach(A + 64, 7) is None
+    assert course.blocks.attach(A + 512, 8) == BEFORE
+
+
+def test_storage_when_events_were_lost_then_its_birth_is_not_known() -> None:
+    course = Course()
+    course.blocks.is_whole = False
+    assert course.blocks.attach(A, 7) is None
+
+
 def test_blocks_when_events_were_lost_then_none_is_a_life() -> None:
     course = Course()
     course.blocks.take(A, 512, 500, 0)
