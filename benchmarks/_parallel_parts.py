@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.functional import gelu
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 WIDTH, LAYERS, ROWS, SEQUENCE = 128, 6, 4, 128
 MICROBATCHES = 8
 LEARNING_RATE = 1e-3
+MIN_BYTES = 1024  # smaller storages are not moved
 
 
 @dataclass(kw_only=True)
@@ -27,7 +29,6 @@ class Program:
     optimizers: list[torch.optim.Optimizer]
     forward_backward: Callable[[], float]
     modules: list[nn.Module] = field(default_factory=list)  # all of this rank
-    batch: list[torch.Tensor] = field(default_factory=list)  # the same in each step
 
     def step(self) -> float:
         """Train one step."""
@@ -119,5 +120,40 @@ def make_training(
         optimizers=[optimizer or make_adam(called)],
         forward_backward=forward_backward,
         modules=list(modules) or [called],
-        batch=[batch],
     )
+
+
+class SavedBytes:
+    """Hooks that count the storages that autograd saves in a step and that go with the step.
+
+    To move others would free nothing, because the program holds them: parameters, the batch, the
+    memory into which a pipeline's stage receives.
+    """
+
+    def __init__(self) -> None:
+        self._storages: dict[int, torch.UntypedStorage] = {}  # by address: they stay alive
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda each: each)
+
+    def __enter__(self) -> SavedBytes:
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._hooks.__exit__(*error)
+
+    def drop(self) -> int:
+        """Forget the storages that were saved; return the bytes of those that are gone then."""
+        saved = [
+            (StorageWeakRef(each), each.nbytes())  # type: ignore[no-untyped-call]
+            for each in self._storages.values()
+            if each.nbytes() >= MIN_BYTES
+        ]
+        self._storages.clear()
+        gone: list[int] = [nbytes for ref, nbytes in saved if ref.expired()]  # type: ignore[no-untyped-call]
+        return sum(gone)
+
+    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        local: torch.Tensor = getattr(tensor, "_local_tensor", getattr(tensor, "elem", tensor))
+        storage = local.untyped_storage()
+        self._storages[storage.data_ptr()] = storage
+        return tensor

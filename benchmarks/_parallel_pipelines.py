@@ -68,7 +68,6 @@ def _pipeline(
         optimizers=[make_adam(*modules)],
         forward_backward=forward_backward,
         modules=modules,
-        batch=[x, target],
     )
 
 

@@ -14,8 +14,8 @@ worst rank:
 - `time`: the measured step over the plain one.
 - "needs": the smallest budget for a plan of the worst rank's recorded step; that a program runs out
   of memory with less is no miss.
-- `moved`: bytes that `swapkit.offload()` moved in a step over those that autograd saved, without
-  parameters.
+- `moved`: bytes that `swapkit.offload()` moved in a step over those that autograd saved and nobody
+  else holds.
 
 `--json FILE` writes one flat object: `ddp_85_is_planned`, `ddp_85_trace_error`, ..., `ddp_moved`.
 """
@@ -90,9 +90,7 @@ def summarize(found: Figures, percents: Sequence[int]) -> Figures:
     if "offload" not in found:
         return {f"{name}_failed": found["failed"]}
     plain = found["plain"]
-    saved = [each["saved_bytes"] for each in plain]
-    moved = [each["moved_bytes"] for each in found["offload"]]
-    figures: Figures = {f"{name}_moved": min(map(_share, moved, saved))}
+    figures: Figures = {f"{name}_moved": min(each["moved_share"] for each in found["offload"])}
     for percent in percents:
         start, within = f"{name}_{percent}", found.get(str(percent))
         if within is None:
@@ -119,10 +117,6 @@ def _worst(within: Sequence[Figures], plain: Sequence[Figures]) -> Figures:
         "time": max(each["seconds"] / other["seconds"] for each, other in both),
         "predicted_error": _largest(pairs),
     }
-
-
-def _share(part: int, whole: int) -> float:
-    return part / whole if whole else 1.0
 
 
 def _largest(pairs: Any) -> float | None:  # noqa: ANN401 - pairs of numbers or None
