@@ -81,6 +81,31 @@ def test_step_when_it_goes_another_way_than_a_settled_plan_then_same_bits_within
     assert log.session.stats.host_peak_bytes <= host_limit
 
 
+class Growing(Training):
+    """Saves other sizes in each step, and larger ones once its plan has settled."""
+
+    def forward(self) -> torch.Tensor:
+        tokens = self.tokens if self.steps_done >= STEPS else self.tokens // 2
+        x = torch.randn(tokens - 8 * (self.steps_done % 5), WIDTH)
+        for block in self.model.children():
+            x = block(x)
+        return x.square().mean()
+
+
+@pytest.mark.parametrize("host_limit", HOSTS)
+@pytest.mark.parametrize("policy", ["auto", "recompute"])
+def test_step_when_it_is_larger_than_a_plan_followed_at_any_size_then_same_bits_within_both_limits(
+    policy: str, host_limit: int
+) -> None:
+    def make() -> Growing:
+        training = make_training()
+        return Growing(training.model, training.optimizer)
+
+    log = train_both(make, SHARE, STEPS + 6, policy=policy, host_limit=host_limit)
+    assert log.stages[STEPS - 1] == "stable"
+    assert log.session.stats.host_peak_bytes <= host_limit
+
+
 def test_operand_when_changed_after_a_drop_and_another_way_then_the_result_is_as_it_was() -> None:
     def gradient(between: Callable[[], object]) -> torch.Tensor:
         weight = torch.linspace(-1, 1, MIB // 4, requires_grad=True)

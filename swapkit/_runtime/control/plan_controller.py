@@ -31,6 +31,7 @@ from swapkit._runtime.execution.plan_checks import (
     pace,
     sign,
 )
+from swapkit._runtime.execution.plan_executor import NO_REPORT
 from swapkit._runtime.model import global_hooks
 from swapkit._runtime.model.model_parts import find_called
 from swapkit._runtime.model.weak_models import find_weakly
@@ -284,8 +285,8 @@ class PlanController:
         self._first.wait(self._begin_step)
 
     def _set_standby(self) -> None:
-        # A settled plan needs no rescue, unless the step deviates (`PlanExecutor.deviated`).
-        is_settled = self._executor is not None and self._learner.stage is Stage.STABLE
+        # A settled plan needs no rescue, unless sizes or the step differ (`PlanExecutor.deviated`).
+        is_settled = self._following.is_exact and self._learner.stage is Stage.STABLE
         self._swapper.evictor.set_standby(is_on=not is_settled)
 
     def _begin_step(self, root: torch.nn.Module | None = None, *, is_again: bool = False) -> None:
@@ -356,7 +357,7 @@ class PlanController:
         self._calls_model = self._is_begun
         taken = self._clock.end()
         executor = self._executor
-        report = None if executor is None else executor.end_step()
+        report = NO_REPORT if executor is None else executor.end_step()
         is_more = executor is not None and is_heavier(
             self._began_bytes, executor.bytes_before, self._config.limits.budget_bytes
         )
@@ -373,7 +374,8 @@ class PlanController:
             timing=taken.timing,
             is_host_bound=taken.is_host_bound,
             rescues=self._swapper.evictor.count - self._rescues_before,
-            deviation="" if report is None else report.deviation or "",
+            deviation=report.deviation or "",
+            resized_bytes=report.resized_bytes,
             trace=trace,
             is_heavier=is_more,
         )

@@ -24,28 +24,31 @@ class Following:
         """Follow no plan yet. `find_model`: returns the model whose operators are repeated."""
         self._swapper = swapper
         self._find_model = find_model
-        self._executors: OrderedDict[int, PlanExecutor] = OrderedDict()  # by `id` of the plan
+        # By `id` of the plan, and whether it is followed at any size.
+        self._executors: OrderedDict[tuple[int, bool], PlanExecutor] = OrderedDict()
         self.executor: PlanExecutor | None = None  # of the plan that is followed
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether a plan is followed that is only for the sizes of its trace."""
+        return self.executor is not None and not self.executor.for_any_length
 
     def follow(self, instruction: Instruction) -> None:
         """Follow the plan of an instruction from the next event on."""
-        trace, plan = instruction.trace, instruction.plan
+        trace, plan, is_any = instruction.trace, instruction.plan, instruction.for_any_length
         assert plan is not None
         assert trace is not None
         latest = self.executor
-        if latest is not None and latest.plan is plan and latest.is_following:
+        is_latest = latest is not None and latest.plan is plan and latest.for_any_length is is_any
+        if latest is not None and is_latest and latest.is_following:
             return
         self.stop()
-        executor = self._executors.pop(id(plan), None)
+        executor = self._executors.pop((id(plan), is_any), None)
         if executor is None:
             executor = PlanExecutor(
-                self._swapper,
-                self._find_model(),
-                trace,
-                plan,
-                for_any_length=instruction.for_any_length,
+                self._swapper, self._find_model(), trace, plan, for_any_length=is_any
             )
-        self._executors[id(plan)] = executor
+        self._executors[id(plan), is_any] = executor
         while len(self._executors) > CASES_KEPT:
             self._executors.popitem(last=False)
         self.executor = executor  # first: an interruption may come before `start` returns

@@ -86,8 +86,8 @@ class ForwardBypass:
         if torch.is_grad_enabled() and executor.now() is not None:
             self._bypass = self._tracker.bypass(executor)
 
-    def end_step(self, executor: PlanExecutor | None, report: StepReport | None) -> None:
-        """Handle the end of the step. `report`: None without a plan."""
-        self._calm = executor if report is not None and report.deviation is None else None
+    def end_step(self, executor: PlanExecutor | None, report: StepReport) -> None:
+        """Handle the end of the step."""
+        self._calm = executor if report.deviation is None else None
         if self._bypass is not None:
             self._bypass.end()  # the forward may have been interrupted, on any thread

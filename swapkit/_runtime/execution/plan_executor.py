@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from swapkit._runtime.saved.swapper import Swapper
     from swapkit._runtime.shim.types import Follower
     from swapkit.ir.plans import Plan
-    from swapkit.ir.traces import Trace
+    from swapkit.ir.traces import Storage, Trace
 
 _NOTHING = -1
 
@@ -40,10 +40,22 @@ class StepReport:
     """How a step went. `deviation` None: as recorded, to its end."""
 
     deviation: str | None
+    # Of the tensor whose size alone was unexpected, where it deviated; 0: it was something else.
+    resized_bytes: int
     events: int  # until it deviated
     stall_seconds: float  # waited for copies
     late_prefetches: int  # storages whose copy was waited for at their use
     refused_prefetches: int  # and early recomputations that found no room when they were due
+
+
+NO_REPORT = StepReport(
+    deviation=None,
+    resized_bytes=0,
+    events=0,
+    stall_seconds=0.0,
+    late_prefetches=0,
+    refused_prefetches=0,
+)
 
 
 class PlanExecutor:
@@ -74,6 +86,7 @@ class PlanExecutor:
         if swapper.events is None:
             raise SessionError("a plan can only be followed inside a session, which counts events")
         self.plan = plan
+        self.for_any_length = for_any_length
         self.bytes_before = trace.bytes_before
         self.needs_modules = False  # for `tracker.Sites`
         self._trace = trace
@@ -88,6 +101,7 @@ class PlanExecutor:
         self._repetitions: Repetitions | None = None  # None: the plan repeats no operators
         self._filler: WaitFiller | None = None  # None: the plan recomputes nothing in waits
         self._deviation: str | None = None
+        self._resized_bytes = 0
 
     # ---- life -----------------------------------------------------------------------------------
 
@@ -160,6 +174,7 @@ class PlanExecutor:
             counted, self._counted_before = now - self._counted_before, now
             report = StepReport(
                 deviation=self._deviation,
+                resized_bytes=self._resized_bytes,
                 events=position,
                 stall_seconds=counted.stall_seconds,
                 late_prefetches=int(follower.late),
@@ -174,7 +189,7 @@ class PlanExecutor:
         return report
 
     def _begin(self, follower: Follower) -> None:
-        self._deviation = None
+        self._deviation, self._resized_bytes = None, 0
         self._swapper.curve = None
         self._swapper.evictor.hold()
         repetitions = self._repetitions
@@ -245,6 +260,7 @@ class PlanExecutor:
         position = found[0]  # not the follower's position, which also counts other threads' events
         expected = self._expected(position)
         self._deviation = f"event {position}: {expected}; instead, autograd {self._describe(found)}"
+        self._resized_bytes = self._find_resized(found)
         self._swapper.curve = Curve(
             self._swapper.mover, self._table.curve, int(self._follower.moved_bytes)
         )
@@ -264,6 +280,22 @@ class PlanExecutor:
             f"expected autograd to {verb} storage {event.storage}, {format_bytes(storage.nbytes)} "
             f"of {storage.module or 'no module'}"
         )
+
+    def _find_resized(self, found: tuple[int, bool, int, int, int, bool]) -> int:
+        """Return the bytes of a tensor saved where it was expected, in another size; 0: none."""
+        position, is_save, tag, nbytes, number, _ = found
+        storage = self._find_saved(position) if is_save else None
+        if storage is None or nbytes in {_NOTHING, storage.nbytes}:
+            return 0
+        is_there = number == _NOTHING and self._tracker.name(tag) == storage.module
+        return nbytes if is_there else 0
+
+    def _find_saved(self, position: int) -> Storage | None:
+        """Return the storage that was expected to be saved; None: another event was expected."""
+        event = self._trace.events[position] if position < len(self._trace.events) else None
+        if event is None or event.storage is None or event.kind is not EventKind.SAVE:
+            return None
+        return self._trace.storages[event.storage]
 
     def _describe(self, found: tuple[int, bool, int, int, int, bool]) -> str:
         _, is_save, tag, nbytes, number, is_recipe = found

@@ -134,6 +134,8 @@ class Case:
     cost_seconds: float = 0.0  # of the last recording and all plans made from it
     is_again: bool = False  # whether a step is recorded again, because its times were doubtful
     odd_steps: int = 0  # in a row, that went another way
+    resized_bytes: int = 0  # of the tensor with which the last step left the plan; 0: none did
+    has_any_sizes: bool = False  # whether its steps differ in the sizes of what they save
     regular_steps: int = 0  # in a row, that did not
     held_steps: int = 0  # regular steps with the chosen plan and without a rescue
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=WATCHED_STEPS))
@@ -248,10 +250,22 @@ class Case:
 
     def note_regular(self) -> None:
         """Count a step that ran as recorded."""
-        self.odd_steps = 0
+        self.odd_steps = self.resized_bytes = 0
         self.regular_steps += 1
         if self.regular_steps >= max(REGULAR_STEPS, self.waiting_steps):
             self.recordings = min(self.recordings, 1)
+
+    def note_resized(self, nbytes: int) -> bool:
+        """Note the bytes of the tensor with which a step left the plan only for its size; 0: none.
+
+        Return whether sizes differ from step to step, as where tokens are routed: a third size in a
+        row. The next steps then follow the plan at any size. A second size may be a lasting change.
+        """
+        former, self.resized_bytes = self.resized_bytes, nbytes
+        is_third = bool(former and nbytes) and former != nbytes
+        if is_third:
+            self.has_any_sizes, self.odd_steps = True, 0
+        return is_third
 
     def note_held(self, *, is_rescued: bool) -> None:
         """Record whether the chosen plan held in a regular step."""

@@ -13,7 +13,8 @@ corrects predictions.
 
 A rescue shows that memory was planned too tightly. Then plans for less memory are made from the
 same trace; or, if more memory was in use before the step began, a step is recorded again. A step is
-also recorded again if more than one step in a row differs from the recorded one. If that does not
+also recorded again if more than one step in a row differs from the recorded one. If only sizes
+differ, and from step to step, the plan is followed at any size instead. If a recording does not
 help, the program changes from step to step. Then steps follow the plan as far as possible, and the
 number of steps before the next recording doubles each time. `cases.py` has the rules.
 
@@ -157,7 +158,7 @@ class Learner(Taking):
                 trace=case.trace,
                 plan=case.plan,
                 timing=case.timing,
-                for_any_length=is_general,
+                for_any_length=is_general or case.has_any_sizes,
             )
         records = case.may_be_recorded and (is_due or is_general)
         return Instruction(mode=StepMode.RECORD if records else StepMode.RESCUE)
@@ -233,7 +234,8 @@ class Learner(Taking):
             case.trace = self._any.record(outcome.trace, self._length)
         case.recordings += 1
         case.retreats, case.is_refined = 0, False
-        is_single = case.changes or case is self._general  # its steps are not comparable
+        # Its steps are not comparable.
+        is_single = case.changes or case.has_any_sizes or case is self._general
         self._plan(case, 1 if is_single else self._search_steps)
 
     def _keep(self, own: Case) -> None:
@@ -248,11 +250,10 @@ class Learner(Taking):
     def _judge(self, case: Case, outcome: Outcome) -> None:
         """Learn from a step that followed a plan."""
         if outcome.deviation:
-            if case.changes and outcome.rescues:
-                self._retreat(case, 1)
-            self._note_odd(case, outcome.deviation)
+            self._judge_odd(case, outcome)
             return
-        case.note_regular()
+        if not (case.has_any_sizes and outcome.rescues):  # else it may be too large for the plan
+            case.note_regular()
         is_heavier = outcome.is_heavier and not case.changes
         if case.candidates:
             if outcome.rescues and is_heavier:
@@ -265,6 +266,13 @@ class Learner(Taking):
             self._look(case, outcome.seconds)
         elif case.has_failed:
             self._doubt(case, is_heavier=is_heavier)
+
+    def _judge_odd(self, case: Case, outcome: Outcome) -> None:
+        """Learn from a step that left its plan."""
+        if case.changes and outcome.rescues:
+            self._retreat(case, 1)
+        if not case.note_resized(outcome.resized_bytes):
+            self._note_odd(case, outcome.deviation)
 
     def _doubt(self, case: Case, *, is_heavier: bool) -> None:
         """Start to replace the plan, because it needs rescues."""
@@ -352,7 +360,7 @@ class Learner(Taking):
 
     def _do_without(self, case: Case) -> None:
         """Continue with the current plans, because there are none for less memory."""
-        if case is self._general:
+        if case is self._general or (case.has_any_sizes and case.chosen is not None):
             self._note_odd(case, "memory ran out with the plan for all shapes")
         elif case.chosen is None:
             self._choose(case)

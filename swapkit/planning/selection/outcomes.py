@@ -47,6 +47,7 @@ class Outcome:
     is_host_bound: bool = False  # whether the host was busy all the time: `Timing.PACE`
     rescues: int = 0
     deviation: str = ""  # where the step left the plan; empty: nowhere
+    resized_bytes: int = 0  # of the tensor there, if only its size was unexpected
     trace: Trace | None = None  # the recorded trace
     is_heavier: bool = (
         False  # whether more memory was in use before it than before the recorded one
