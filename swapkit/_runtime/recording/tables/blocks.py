@@ -96,9 +96,8 @@ class Blocks:
         """Note that a block is that of a storage; return its birth. None: not known."""
         self._numbers[address] = number
         block = self._present.get(address)
-        if (
-            block is None
-        ):  # older, though an operator may be the first to write to it: DDP's buckets
+        if block is None:
+            # Older, though an operator of the step may be the first to write to it: DDP's buckets.
             return BEFORE if self.is_whole and not self._is_inside(address) else None
         block.is_owned = True
         return block.birth
