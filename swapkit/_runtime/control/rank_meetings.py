@@ -22,10 +22,10 @@ import threading
 import weakref
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING
 
-from swapkit._runtime.control import store_threads
 from swapkit._runtime.control.rank_groups import OnePerGroup
+from swapkit._runtime.control.shared_store import SharedStore
 from swapkit.units import show
 
 if TYPE_CHECKING:
@@ -36,69 +36,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 LEFT = "left"  # the outcome of a round that a session has left
 _NO_ROUND = -1
-_T = TypeVar("_T")
-
-
-class _Answer(Generic[_T]):
-    """A request to a store, on its own thread, which ends with the answer."""
-
-    def __init__(self, ask: Callable[[], _T]) -> None:
-        self._ask = ask
-        self._answers: list[_T] = []
-        self._error: BaseException | None = None
-        self._thread = store_threads.start(self._run, name="swapkit-store")
-
-    @property
-    def is_awaited(self) -> bool:
-        """Whether there is no answer yet."""
-        return not self._answers and self._error is None
-
-    def take(self) -> _T:
-        """Wait for the answer and return it, or raise the request's error."""
-        self._thread.join(store_threads.ANSWER_SECONDS)
-        if self._error is not None:
-            raise self._error
-        if not self._answers:
-            raise RuntimeError(
-                "the process group's store has not answered for "
-                f"{store_threads.ANSWER_SECONDS:.0f} seconds"
-            )
-        return self._answers[0]
-
-    def _run(self) -> None:
-        try:
-            self._answers.append(self._ask())
-        except BaseException as error:  # noqa: BLE001 - raised again by `take`
-            self._error = error
-
-
-class _SharedStore:
-    """The store that all ranks share, which gets one request at a time. Any thread."""
-
-    def __init__(self, find_store: Callable[[], Store]) -> None:
-        self._find_store = find_store
-        self._lock = threading.Lock()  # held during a request to the store, perhaps forever
-        self._is_mute = False  # whether a request got no answer
-
-    def ask(self, ask: Callable[[Store], _T]) -> _T:
-        """Return what `ask` returns, which makes the requests.
-
-        Raises:
-            RuntimeError, ValueError: the store is gone.
-        """
-        if self._is_mute:
-            raise RuntimeError("the process group's store did not answer an earlier request")
-
-        def ask_alone() -> _T:
-            with self._lock:
-                return ask(self._find_store())
-
-        answer = _Answer(ask_alone)
-        try:
-            return answer.take()
-        except RuntimeError:  # not on an interruption, which says nothing about the store
-            self._is_mute = answer.is_awaited
-            raise
 
 
 @dataclass(slots=True)
@@ -156,7 +93,7 @@ class MeetingPlaces:
         """
         self.rank = rank
         self.count = count
-        self._store = _SharedStore(find_store)
+        self._store = SharedStore(find_store)
         self._lists = [f"swapkit/sessions/rank-{each}" for each in range(count)]
         self._places: dict[str, _Place] = {}
         self._lock = threading.RLock()  # of the next; not held during requests to the store
