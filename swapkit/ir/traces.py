@@ -15,8 +15,12 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from swapkit.units import format_bytes
+
+if TYPE_CHECKING:
+    from swapkit.ir.stages import StagePlace
 
 VERSION = 1
 # An operator without operands: the step waits for a collective, that is, for other ranks.
@@ -161,6 +165,8 @@ class Trace:
     version: int = VERSION
     # Set where the host may take longer than the device. Not in the trace's document.
     host: HostTime | None = field(default=None, compare=False)
+    # Of the rank that recorded it, in the pipeline whose schedule ran. Not in the document, either.
+    place: StagePlace | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         """Return one line, because the tables have thousands of rows."""
@@ -175,6 +181,11 @@ class Trace:
     def seconds(self) -> float:
         """The sum of the operators' times."""
         return sum(operator.seconds for operator in self.operators)
+
+    @property
+    def wait_seconds(self) -> float:
+        """The time of all waits for other ranks."""
+        return sum(each.seconds for each in self.operators if is_wait(each.name))
 
     @property
     def bytes_before(self) -> int:

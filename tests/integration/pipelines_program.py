@@ -28,6 +28,8 @@ from tests.support.sessions import Plain, digest, in_use_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from swapkit.ir.traces import Trace
+
 WIDTH = 32
 TOKENS = 128  # of a microbatch
 MICROBATCHES = 6
@@ -149,6 +151,13 @@ def train_plainly(scenario: Scenario) -> tuple[Plain, int, float]:
     return Plain(outcome, peak_bytes, in_use_bytes()), peak_bytes, min(pipeline.seconds)
 
 
+def place_of(trace: Trace | None) -> dict[str, Any]:
+    place = None if trace is None else trace.place
+    if place is None:
+        return {"stages": None, "of": 0, "ranks": None}
+    return {"stages": place.stages, "of": place.count, "ranks": place.ranks}
+
+
 class Messages(logging.Handler):
     """Keeps what is logged."""
 
@@ -179,6 +188,7 @@ def run(scenario: Scenario) -> dict[str, Any]:
             "plain peak": peak_bytes,
             "plain seconds": seconds,
             "traced peak": None if trace is None else trace.peak_bytes,
+            **place_of(trace),
             "traced base": None if trace is None else trace.base_bytes,
             "traced seconds": None if trace is None else trace.step_seconds,
             "wall seconds": pipeline.seconds,

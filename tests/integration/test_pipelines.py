@@ -47,6 +47,13 @@ def test_step_when_a_schedule_runs_it_then_its_peak_and_time_are_those_without_a
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
+def test_step_when_a_schedule_runs_it_then_the_trace_knows_its_stages(scenario: str) -> None:
+    expected = SCENARIOS[scenario]
+    places = [(rank["stages"], rank["of"], rank["ranks"]) for rank in found()[scenario]]
+    assert places == [(list(own), len(expected.layers), [0, 1]) for own in expected.stages]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
 def test_plans_when_stages_are_unlike_then_each_rank_has_one_for_its_own_budget(
     scenario: str,
 ) -> None:

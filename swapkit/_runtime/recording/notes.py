@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from swapkit._runtime.recording.tables.clocks import Timer
     from swapkit._runtime.recording.tables.roofline import Hardware
     from swapkit._runtime.saved.device import DevicePool
+    from swapkit.ir.stages import StagePlace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +78,7 @@ class Notes:
         self.lock = threading.RLock()  # reentrant: a user's finalizer may run operators
         self.rows: list[NotedOperator] = []
         self.running = 0
+        self.places: set[StagePlace] = set()  # of the stages of a pipeline that ran
         self.is_paused = False
         blocks = Blocks(self._count)
         self.workspaces = Workspaces(setting.pool, blocks)

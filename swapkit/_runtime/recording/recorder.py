@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from swapkit._runtime.operators.names import Operator
     from swapkit._runtime.recording.tables.kept_bytes import Read
+    from swapkit.ir.stages import StagePlace
     from swapkit.ir.traces import Trace
 
 UPDATE = "swapkit.update_statistics"  # an operator's writes to anything but its results
@@ -276,11 +277,12 @@ class Recorder(Notes):
             self._note(WAIT, taken, ((), ()), NO_WORKSPACE, is_same=False)
 
     @contextlib.contextmanager
-    def working(self, microbatch: int) -> Iterator[None]:
-        """Note on which microbatch of a pipeline the operators in the block work."""
+    def working(self, microbatch: int, place: StagePlace) -> Iterator[None]:
+        """Note on which microbatch of a pipeline the operators in the block work, and where."""
         if not self.is_here():
             yield
             return
+        self.places.add(place)
         former, self._microbatch = self._microbatch, microbatch
         try:
             yield

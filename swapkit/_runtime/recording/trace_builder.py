@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from swapkit._runtime.recording.microbatches import number_microbatches
 from swapkit._runtime.recording.tables.blocks import ALIVE
 from swapkit.ir.passes import continue_after_passes
+from swapkit.ir.stages import join_places
 from swapkit.ir.traces import BEFORE, Event, Kind, Operator, Phase, Storage, Trace, is_wait
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def build_trace(
         signature=_signature(operators, storages),
         step_seconds=step_seconds,
         reserved_ratio=reserved_ratio,
+        place=join_places(notes.places),
     )
     return continue_after_passes(trace)
 
