@@ -155,6 +155,7 @@ class Asking:
 
 def find_plans(make_plans: MakePlans, request: Request) -> Found:
     """Return plans for the first share that has any, or the reason why the last one has none."""
+    make_plans = request.make_plans or make_plans
     for share in request.shares:
         found, least_bytes = _try_share(make_plans, request, share)
         if found.plans:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from swapkit.planning.selection.outcomes import Timing
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from swapkit.ir.plans import Plan
     from swapkit.ir.traces import HostTime, Trace
@@ -104,6 +104,8 @@ class Request:
     # Budget of the plans that needed too much, in bytes and as a share; 0: there are none.
     failed_bytes: int = 0
     failed_share: float = 0.0
+    # As `asking.MakePlans`; None: the session's function that makes candidates.
+    make_plans: Callable[..., tuple[Plan, ...]] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,6 +116,17 @@ class Asked:
     request: Request
     replaces: str = ""  # why the current plans are replaced; empty: there are none
     is_refined: bool = False  # whether this asks for one more candidate, from measured steps
+    is_lean: bool = False  # whether this asks for the plan with the least memory within a time
+
+
+@dataclass(slots=True)
+class Lean:
+    """The plan with the least memory within a time, and the plan that it replaces."""
+
+    most_seconds: float = 0.0  # of a step; 0: no such plan was asked for
+    plan: Plan | None = None  # None: there is none, or it did not hold
+    former: Plan | None = None  # the case's own plan, if the case follows the lean one
+    seconds: dict[bool, list[float]] = field(default_factory=dict)  # of trials; True: lean
 
 
 @dataclass(slots=True)
@@ -144,6 +157,7 @@ class Case:
     is_refined: bool = False  # whether a plan that considers the host's time was requested
     leader: Plan | None = None  # the candidate of the last step, which lets the host get ahead
     slow: tuple[Plan, float] | None = None  # a candidate that is timed again, and its first time
+    lean: Lean = field(default_factory=Lean)
 
     @property
     def is_settled(self) -> bool:
@@ -180,6 +194,16 @@ class Case:
         if self.asked is not None and not self.asked.is_refined:
             return self.chosen
         return self.candidates[0] if self.candidates else self.chosen
+
+    @property
+    def is_trying_lean(self) -> bool:
+        """Whether its candidates are its own plan and one with less memory."""
+        return self.lean.plan is not None and bool(self.candidates)
+
+    @property
+    def own(self) -> Plan | None:
+        """The plan of its own search, whether or not it follows a leaner one; None: no plan yet."""
+        return self.lean.former or self.chosen
 
     @property
     def looked_at(self) -> Tried | None:

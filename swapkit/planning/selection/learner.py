@@ -38,6 +38,7 @@ from swapkit.planning.selection.cases import (
     SHARE,
     Asked,
     Case,
+    Lean,
     Request,
     Stage,
     Tried,
@@ -45,9 +46,10 @@ from swapkit.planning.selection.cases import (
 )
 from swapkit.planning.selection.given import Given
 from swapkit.planning.selection.host_time import find_host_time
+from swapkit.planning.selection.lean_trials import LeanTrials
 from swapkit.planning.selection.lengths import Lengths
 from swapkit.planning.selection.outcomes import Instruction, Outcome, StepMode
-from swapkit.planning.selection.taking import LONGER, Taking
+from swapkit.planning.selection.taking import LONGER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,7 +69,7 @@ RECURRING = 4  # occurrences of such a step before it gets a plan of its own
 LOOKS = 8  # steps with the chosen plan, whose median replaces the time from the search
 
 
-class Learner(Taking):
+class Learner(LeanTrials):
     """The learner of a session: it decides how each step runs, and learns from the outcome."""
 
     def __init__(
@@ -117,6 +119,11 @@ class Learner(Taking):
     def is_general(self) -> bool:
         """Whether the current or last step uses the plan for inputs of any length."""
         return self._now is self._general
+
+    @property
+    def has_one_kind(self) -> bool:
+        """Whether all steps that were recorded are of one kind."""
+        return sum(each.trace is not None for each in self._cases.values()) == 1
 
     @property
     def case(self) -> Case | None:
@@ -255,6 +262,9 @@ class Learner(Taking):
         if not (case.has_any_sizes and outcome.rescues):  # else it may be too large for the plan
             case.note_regular()
         is_heavier = outcome.is_heavier and not case.changes
+        if case.is_trying_lean:
+            self._try_lean(case, outcome)
+            return
         if case.candidates:
             if outcome.rescues and is_heavier:
                 self._doubt(case, is_heavier=True)
@@ -264,7 +274,7 @@ class Learner(Taking):
         case.note_held(is_rescued=outcome.rescues > 0)
         if not outcome.rescues:
             self._look(case, outcome.seconds)
-        elif case.has_failed:
+        elif case.has_failed and not self._give_up_lean(case):
             self._doubt(case, is_heavier=is_heavier)
 
     def _judge_odd(self, case: Case, outcome: Outcome) -> None:
@@ -356,6 +366,7 @@ class Learner(Taking):
         self.reason = f"{reason}: recording the next step"
         case.trace, case.asked = None, None
         case.chosen, case.candidates, case.trials = None, [], []
+        case.lean = Lean()
         case.odd_steps = case.regular_steps = 0
 
     def _do_without(self, case: Case) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from swapkit.planning.selection.asking import Asking, Found
-from swapkit.planning.selection.cases import ROUNDS, Asked, Case, Request, find_best
+from swapkit.planning.selection.cases import ROUNDS, Asked, Case, Lean, Request, find_best
 from swapkit.planning.selection.lengths import Lengths
 
 if TYPE_CHECKING:
@@ -81,6 +81,9 @@ class Taking:
         elif asked.is_refined:
             case.asked = None
             self._take_refined(case, found)
+        elif asked.is_lean:
+            case.asked = None
+            self._take_lean(case, found)
         elif asked.replaces and not found.plans:  # the old plans are better than none
             case.keep_plans()
             self._do_without(case)
@@ -96,6 +99,7 @@ class Taking:
         if case.chosen is not None:
             case.trials = []
         case.asked, case.chosen, case.candidates, case.looks = None, None, [], []
+        case.lean = Lean()
         case.share = case.candidates_share = found.share
         case.why_none = found.why_none
         case.trace = asked.request.trace
@@ -123,6 +127,8 @@ class Taking:
         case.asked = None
         if asked.is_refined:
             self._take_refined(case, Found(share=case.share))
+        elif asked.is_lean:
+            pass  # continue with the current plan
         elif asked.replaces:  # continue with the old plans
             case.keep_plans()
         elif isinstance(error, Exception):  # of a custom policy: the next steps have no plan
@@ -170,4 +176,8 @@ class Taking:
 
     def _choose(self, case: Case) -> None:
         """Follow the best plan if all were tried."""
+        raise NotImplementedError
+
+    def _take_lean(self, case: Case, found: Found) -> None:
+        """Take the plan with the least memory within a time, if there is one."""
         raise NotImplementedError
