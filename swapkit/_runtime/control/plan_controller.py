@@ -122,6 +122,7 @@ class PlanController:
             step_seconds=self._times.median(self._learner.kind),
             other_step_seconds=self._times.others(self._learner.kind),
             stalls=self._swapper.longest_stalls(),
+            pipeline=self._plans.stages.describe(case),
         )
 
     def status_to_save(self) -> PlanStatus:
@@ -393,6 +394,7 @@ class PlanController:
             outcome = replace(outcome, trace=None)  # the next step is recorded again
         former, replans = self._learner.stage, self._learner.replans
         self._learner.end(outcome)
+        self._plans.stages.end_step(self._learner)
         if self._learner.replans > replans:
             _log.info("replanning: %s", self._learner.reason)
         elif outcome.deviation or (outcome.rescues and former is Stage.STABLE):

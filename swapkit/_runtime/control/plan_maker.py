@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from swapkit._runtime.control.rank_agreement import join_ranks
 from swapkit._runtime.control.rank_likeness import describe_parts, describe_step
+from swapkit._runtime.control.stage_plans import StagePlans
 from swapkit._runtime.machine.measured_machine import measure_machine
 from swapkit._runtime.model.node_ranks import count_ranks, name_ranks
 from swapkit.errors import InfeasibleBudget
 from swapkit.planning.beside import ThreadJob, is_at_once
+from swapkit.planning.pipelines.lean_plans import make_lean_plans
 from swapkit.planning.placed import make_placed_plans
 from swapkit.planning.planner import PlanTarget, find_floor
 from swapkit.planning.selection.learner import Learner
@@ -58,6 +60,8 @@ class PlanMaker:
         self._ranks: Ranks | None = None  # None: there are no other ranks
         self._floor: ThreadJob[int] | None = None  # computes the smallest budget that has a plan
         self._is_over = False
+        has_lean = isinstance(config.policy, str)  # a user's policy makes one plan for each budget
+        self.stages = StagePlans(self._prepare_lean if has_lean else None)
         self.refused = ""  # why the given plan is not followed
 
     def make_learner(self) -> Learner:
@@ -145,6 +149,7 @@ class PlanMaker:
             floor.wait()
         if self._ranks is not None:
             self._ranks.leave()
+        self.stages.leave()
 
     def _measure(self, budget_bytes: int) -> Machine:
         machine = measure_machine(self._device, self._config.limits)
@@ -157,6 +162,15 @@ class PlanMaker:
 
     def prepare(self) -> MakePlans:
         """Return a function that makes plans on any thread: it holds plain values only."""
+        return partial(make_placed_plans, target=self._find_target(), policy=self._config.policy)
+
+    def _prepare_lean(self, most_seconds: float) -> MakePlans:
+        """Return a function that makes the plan with the least memory within a time."""
+        policy, target = self._config.policy, self._find_target()
+        assert isinstance(policy, str)
+        return partial(make_lean_plans, most_seconds=most_seconds, target=target, policy=policy)
+
+    def _find_target(self) -> PlanTarget:
         config = self._config
         self.machine = machine = self._measure(config.limits.budget_bytes)
         most_bytes: int | InfeasibleBudget = config.limits.budget_bytes
@@ -166,5 +180,4 @@ class PlanMaker:
             except InfeasibleBudget as error:
                 most_bytes = error
         tight_bytes = max(0, config.limits.budget_bytes - self._spare_bytes())
-        target = PlanTarget(machine=machine, most_bytes=most_bytes, tight_bytes=tight_bytes)
-        return partial(make_placed_plans, target=target, policy=config.policy)
+        return PlanTarget(machine=machine, most_bytes=most_bytes, tight_bytes=tight_bytes)

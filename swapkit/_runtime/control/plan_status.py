@@ -39,6 +39,7 @@ class PlanStatus:
     other_step_seconds: tuple[float, ...] = ()
     # The places with the longest waits for copies, and the total seconds waited.
     stalls: tuple[tuple[str, float], ...] = ()
+    pipeline: str = ""  # a sentence about this stage and the slowest one; empty: not known
 
 
 def tell_stage(status: PlanStatus, step: int, budget_bytes: int) -> None:

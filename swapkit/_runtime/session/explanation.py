@@ -39,6 +39,7 @@ def explain(stats: SessionStats, status: PlanStatus, policy: str, outside: Seque
         f"host copies: {format_bytes(stats.host_peak_bytes)} at most",
         *_explain_stalls(status),
         *_explain_replans(status),
+        *([status.pipeline] if status.pipeline else []),
         *_explain_plan(stats, status, policy),
     ]
     if status.other_step_seconds:
@@ -59,6 +60,7 @@ def list_notes(status: PlanStatus) -> list[str]:
     return [
         *_explain_stalls(status),
         *_explain_replans(status),
+        *([status.pipeline] if status.pipeline else []),
         *([_describe_others(others)] if others else []),
     ]
 
