@@ -1,0 +1,227 @@
+"""A change that ranks make together: here they are objects of one process, with one store."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch.distributed
+
+from swapkit._runtime.control.rank_switch import (
+    LEADS,
+    LOOKS,
+    Proposal,
+    RankSwitch,
+    SwitchPlace,
+    parse_proposal,
+)
+from swapkit.errors import InvalidDocument, SessionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+distributed: Any = torch.distributed
+STEP = 12  # collectives of each step
+CHANGE, REASON = "this", "because"
+ENOUGH = sum(LEADS) + 3 * LOOKS
+
+
+class Rank:
+    """A rank that runs steps; `changed`: where it made the change."""
+
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        count: int = 2,
+        *,
+        refusal: str = "",
+        begins: int = 0,
+    ) -> None:
+        self.store = store
+        self.positions = list[int]()
+        self.position = begins
+        place = SwitchPlace(
+            ask=self.ask, prefix="swapkit/test", rank=rank, ranks=tuple(range(count))
+        )
+        self.switch = RankSwitch(place, self.positions, lambda _: refusal)
+        self.changed: int | None = None
+        self.is_mute = False
+        if self.switch.proposes:
+            self.switch.propose(CHANGE, REASON)
+
+    def ask(self, ask: Callable[[Any], Any], /) -> Any:
+        if self.is_mute:
+            raise RuntimeError("no answer")
+        return ask(self.store)
+
+    def step(self, collectives: int = STEP) -> None:
+        self.position += collectives
+        self.positions.append(self.position)
+        proposal = self.switch.end_step()
+        if proposal is not None:
+            assert (proposal.change, proposal.reason) == (CHANGE, REASON)
+            assert self.changed is None
+            self.changed = self.position
+
+
+def make(count: int = 2, **options: Any) -> list[Rank]:
+    store = distributed.HashStore()
+    return [Rank(store, rank, count, **options) for rank in range(count)]
+
+
+def run(ranks: list[Rank], steps: int) -> None:
+    for _ in range(steps):
+        for rank in ranks:
+            rank.step()
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_ranks_when_they_run_in_step_then_all_change_at_one_position(
+    count: int, *, is_reversed: bool
+) -> None:
+    ranks = make(count)
+    run(ranks[::-1] if is_reversed else ranks, LEADS[0] + LOOKS + 1)
+    (where,) = {rank.changed for rank in ranks}
+    assert where == (LEADS[0] + LOOKS) * STEP
+    assert all(rank.switch.is_over and not rank.switch.why for rank in ranks)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_ranks_when_they_run_ahead_of_each_other_then_all_change_at_one_position_or_none(
+    seed: int,
+) -> None:
+    draw = random.Random(seed)
+    ranks = make(3)
+    most_ahead = draw.choice([1, 3, 6, 20])
+    while min(len(rank.positions) for rank in ranks) < 2 * ENOUGH:
+        rank = draw.choice(ranks)
+        behind = min(len(each.positions) for each in ranks)
+        if len(rank.positions) - behind < most_ahead:
+            rank.step()
+    where = {rank.changed for rank in ranks}
+    assert len(where) == 1
+    assert all(rank.switch.is_over for rank in ranks)
+    if most_ahead < LEADS[0]:
+        assert where != {None}
+    for rank in ranks:
+        assert bool(rank.switch.why) == (rank.changed is None)
+
+
+def test_ranks_when_one_hears_too_late_then_a_later_position_is_proposed() -> None:
+    first, second = make()
+    for _ in range(LOOKS + LEADS[0]):
+        first.step()
+    assert first.changed is None
+    run([second], LOOKS + LEADS[0])
+    assert second.changed is None
+    run([first, second], LEADS[1] + 2)
+    assert first.changed == second.changed
+    assert first.changed is not None
+
+
+def test_ranks_when_one_never_comes_then_the_other_gives_up_and_says_why() -> None:
+    first, _ = make()
+    run([first], ENOUGH)
+    assert first.changed is None
+    assert first.switch.why == "rank 1 had not heard of a change in time"
+
+
+def test_ranks_when_their_steps_end_elsewhere_then_none_changes() -> None:
+    store = distributed.HashStore()
+    first, second = Rank(store, 0), Rank(store, 1, begins=5)
+    run([first, second], ENOUGH)
+    assert (first.changed, second.changed) == (None, None)
+    for rank in first, second:
+        assert rank.switch.why.startswith("the steps of rank 1 do not end at the same collectives")
+
+
+def test_ranks_when_a_backend_does_not_count_then_none_changes() -> None:
+    ranks = make()
+    for _, rank in itertools.product(range(ENOUGH), ranks):
+        rank.step(0)
+    assert [rank.changed for rank in ranks] == [None, None]
+    assert "do not end at the same collectives" in ranks[1].switch.why
+
+
+def test_ranks_when_one_cannot_make_the_change_then_none_does() -> None:
+    store = distributed.HashStore()
+    ranks = [Rank(store, rank, 3, refusal="not here" if rank == 1 else "") for rank in range(3)]
+    run(ranks, ENOUGH)
+    for rank in ranks:
+        assert rank.changed is None
+        assert rank.switch.why == "not here"
+
+
+def test_ranks_when_the_first_one_wants_nothing_then_all_stop_asking() -> None:
+    ranks = make()
+    ranks[0].switch.propose("", "nothing is better")
+    run(ranks, 2)
+    for rank in ranks:
+        assert rank.switch.is_over
+        assert rank.switch.why == "nothing is better"
+
+
+@pytest.mark.parametrize("leaving", [0, 1])
+@pytest.mark.parametrize("steps", [1, LOOKS, LOOKS + 2])
+def test_ranks_when_one_leaves_before_the_position_then_none_changes(
+    leaving: int, steps: int
+) -> None:
+    ranks = make()
+    run(ranks, steps)
+    ranks[leaving].switch.leave()
+    ranks[leaving].switch.leave()
+    other = ranks[1 - leaving]
+    run([other], ENOUGH)
+    assert other.changed is None
+    assert other.switch.is_over
+
+
+def test_leave_when_the_others_have_changed_already_then_it_raises() -> None:
+    first, second = make()
+    run([first, second], LOOKS + LEADS[0] - 1)
+    first.step()
+    assert first.changed is not None
+    with pytest.raises(SessionError, match="End it at the same step on all ranks"):
+        second.switch.leave()
+    second.switch.leave()
+
+
+def test_step_when_it_ends_elsewhere_after_consent_then_it_raises_rather_than_hangs() -> None:
+    first, second = make()
+    run([first, second], LOOKS + LEADS[0] - 1)
+    first.step()
+    with pytest.raises(SessionError, match="no longer end at the same collectives"):
+        second.step(STEP + 1)
+
+
+def test_step_when_the_store_is_silent_after_consent_then_it_raises_rather_than_guesses() -> None:
+    first, second = make()
+    run([first, second], LOOKS + LEADS[0] - 1)
+    second.is_mute = True
+    with pytest.raises(SessionError, match="cannot ask whether all ranks change"):
+        second.step()
+
+
+def test_step_when_the_store_is_silent_before_consent_then_training_goes_on() -> None:
+    first, second = make()
+    second.is_mute = True
+    run([first, second], ENOUGH)
+    assert (first.changed, second.changed) == (None, None)
+    assert "cannot be asked: no answer" in second.switch.why
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"[]", b"{}", b'{"at": 1, "positions": [1]}', b'{"at": "x", "positions": []}']
+)
+def test_proposal_when_malformed_then_it_is_refused(said: bytes) -> None:
+    with pytest.raises(InvalidDocument, match="cannot read"):
+        parse_proposal(said)
+
+
+def test_proposal_when_written_and_read_then_it_is_the_same() -> None:
+    proposal = Proposal(change=CHANGE, reason=REASON, at=7, positions=(1, 2, 3))
+    assert parse_proposal(proposal.text().encode()) == proposal
