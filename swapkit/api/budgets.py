@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from swapkit._runtime.allocators.free_memory import AUTO, find_free_limit
 from swapkit._runtime.allocators.installation import choose_device, ensure_installation
 from swapkit._runtime.control.rank_alarm import ALL, ONE
+from swapkit._runtime.control.resharding import AUTO as AUTO_RESHARD
+from swapkit._runtime.control.resharding import USER
 from swapkit._runtime.control.session_config import RESCUE, SessionConfig
 from swapkit._runtime.model.model_parts import gather_parts
 from swapkit._runtime.model.node_ranks import share_of_node
@@ -61,6 +63,7 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
     bind_cpus: bool | None = None,
     on_step: Callable[[Session], object] | None = None,
     on_oom: str = ONE,
+    reshard: str = USER,
 ) -> Session:
     """Train inside a memory budget.
 
@@ -137,6 +140,11 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
             `"all"`: the others raise `swapkit.errors.RankOutOfMemory`, with the rank and its text,
             also out of a collective, and no process group can be used any more; a rank that
             skips what does not fit fails with them. Pass it on every rank (`docs/ranks.md`).
+        reshard: who sets `reshard_after_forward` of the modules that FSDP2 shards. `"user"`: the
+            session changes nothing. `"auto"`: it chooses which modules keep their gathered weights
+            from forward to backward, once for all ranks of their group and at the same step. The
+            user's setting comes back when the session ends. Pass it on every rank, and end the
+            session at the same step on all of them (`docs/ranks.md`).
 
     Returns:
         The session; enter it once, or use it to decorate a function.
@@ -197,8 +205,25 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
         separates_lives=environment.memory_fragmentation,
         on_step=on_step,
         on_oom=_check_on_oom(on_oom, installation),
+        reshard=_check_reshard(reshard, policy),
     )
     return Session(config, whole, optimizers)
+
+
+def _check_reshard(reshard: object, policy: str | Policy) -> str:
+    """Return who sets `reshard_after_forward`.
+
+    Raises:
+        InvalidArgument: it is no known value, or there are no plans of ours to choose by.
+    """
+    if reshard not in {USER, AUTO_RESHARD}:
+        raise InvalidArgument(f"reshard={show(reshard)}: expected {USER!r} or {AUTO_RESHARD!r}")
+    if reshard == AUTO_RESHARD and policy not in PLANNED:
+        raise InvalidArgument(
+            f"reshard={AUTO_RESHARD!r} compares plans, and policy={show(policy)} makes none to "
+            f"compare: expected one of {', '.join(map(repr, PLANNED))}"
+        )
+    return str(reshard)
 
 
 def _check_on_oom(on_oom: object, installation: Installation) -> str:

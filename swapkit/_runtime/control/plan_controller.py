@@ -22,21 +22,14 @@ from swapkit._runtime.control.plan_following import Following
 from swapkit._runtime.control.plan_maker import PlanMaker
 from swapkit._runtime.control.plan_status import PlanStatus
 from swapkit._runtime.control.step_forwards import ForwardBypass, Forwards
-from swapkit._runtime.control.step_recording import StepRecording, finish_trace
+from swapkit._runtime.control.step_recording import StepRecording, find_setting, finish_trace
 from swapkit._runtime.control.step_times import StepClock, StepTimes
-from swapkit._runtime.execution.plan_checks import (
-    check_fit,
-    find_form,
-    is_heavier,
-    pace,
-    sign,
-)
+from swapkit._runtime.execution.plan_checks import check_fit, find_form, is_heavier, pace, sign
 from swapkit._runtime.execution.plan_executor import NO_REPORT
 from swapkit._runtime.model import global_hooks
 from swapkit._runtime.model.model_parts import find_called
 from swapkit._runtime.model.weak_models import find_weakly
 from swapkit._runtime.process.undo import Undo, raise_first
-from swapkit._runtime.recording.notes import Setting
 from swapkit._runtime.saved.lent_hooks import Lending
 from swapkit._runtime.thread_state import thread_state
 from swapkit._runtime.torch_compat.dispatch_modes import can_stay, drop_left
@@ -49,6 +42,7 @@ if TYPE_CHECKING:
     from swapkit._runtime.allocators.installed_pool import Installation
     from swapkit._runtime.control.session_config import SessionConfig
     from swapkit._runtime.execution.plan_executor import PlanExecutor
+    from swapkit._runtime.recording.notes import Setting
     from swapkit._runtime.saved.hooks import Hooks
     from swapkit.ir.plans import Plan
     from swapkit.ir.traces import Trace
@@ -118,6 +112,7 @@ class PlanController:
             why_none="" if case is None else case.why_none,
             replans=self._learner.replans,
             refused=self._plans.refused,
+            resharding=self._plans.resharding_text,
             reason=self._learner.reason,
             step_seconds=self._times.median(self._learner.kind),
             other_step_seconds=self._times.others(self._learner.kind),
@@ -143,12 +138,13 @@ class PlanController:
         Raises:
             PlanMismatch: the saved plan does not fit this model or budget.
         """
-        given = self._plans.find_given()
+        given = self._plans.find_given(self._find_model())
         if given is not None:
             self._adopt(*given)
-        self._plans.join_ranks(self._find_model(), self._find_optimizers())
         undo = self._undo  # added before each part starts: an interruption may come between
+        undo.add(self._plans.restore)
         model = self._find_model()
+        self._plans.join_ranks(model, self._find_optimizers())
         if model is not None:
             lending = Lending(self._hooks, model)
             undo.add(lending.stop)
@@ -214,6 +210,7 @@ class PlanController:
         model = self._find_model()
         called = find_called(module, model)
         if model is not None and called is not None:
+            self._plans.see_forward()
             self._see_forward(model, called)
             if self._is_innermost:
                 self._bypass.begin(self._executor)
@@ -322,15 +319,7 @@ class PlanController:
         return tuple(each for ref in self._optimizers if (each := ref()))
 
     def _find_setting(self) -> Setting:
-        device = self._installation.device
-        return Setting(
-            device=device.name,
-            tracker=self._installation.tracker,
-            pool=device.pool,
-            root=self._find_model(),
-            optimizers=self._find_optimizers(),
-            make_room=self._installation.runtime.make_room if device.makes_reclaimable else None,
-        )
+        return find_setting(self._installation, self._find_model(), self._find_optimizers())
 
     def _stop_recording(self, *, is_wanted: bool) -> Trace | None:
         recorder, case = self._recording.stop(), self._learner.case
@@ -383,7 +372,14 @@ class PlanController:
         try:
             self._learn(outcome)
         finally:
-            self._is_begun = False
+            self._start_next()
+
+    def _start_next(self) -> None:
+        self._is_begun = False
+        try:
+            if reason := self._plans.end_step():
+                self._learner.restart(reason)
+        finally:
             # The next length is not known yet: follow the plan for any length until it is.
             is_any = self._learner.is_general
             self._enter_step(STRANGE if is_any else self._signature, *self._form)

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from swapkit._runtime.control.rank_agreement import join_ranks
 from swapkit._runtime.control.rank_likeness import describe_parts, describe_step
+from swapkit._runtime.control.resharding import AUTO, Resharding
 from swapkit._runtime.control.stage_plans import StagePlans
 from swapkit._runtime.machine.measured_machine import measure_machine
 from swapkit._runtime.model.node_ranks import count_ranks, name_ranks
+from swapkit._runtime.model.sharded_modules import find_sharded
 from swapkit.errors import InfeasibleBudget
 from swapkit.planning.beside import ThreadJob, is_at_once
+from swapkit.planning.gathers import find_gathered
 from swapkit.planning.pipelines.lean_plans import make_lean_plans
 from swapkit.planning.placed import make_placed_plans
 from swapkit.planning.planner import PlanTarget, find_floor
@@ -63,6 +66,7 @@ class PlanMaker:
         has_lean = isinstance(config.policy, str)  # a user's policy makes one plan for each budget
         self.stages = StagePlans(self._prepare_lean if has_lean else None)
         self.refused = ""  # why the given plan is not followed
+        self.resharding: Resharding | None = None  # None: the user's setting holds
 
     def make_learner(self) -> Learner:
         """Return the learner that decides for each step; a policy may bring its own."""
@@ -84,30 +88,30 @@ class PlanMaker:
     def _spare_bytes(self) -> int:
         return SPARE_PIECES * max(LEAST_PIECE_BYTES, self._device.backend.granule_bytes)
 
-    def find_given(self) -> tuple[Trace, Plan] | None:
-        """Return the plan that the user gave; None: there is none, or it is for other ranks.
+    def find_given(self, model: torch.nn.Module | None) -> tuple[Trace, Plan] | None:
+        """Return the plan that the user gave; None: there is none, or it is for other steps.
 
-        With another number of ranks, each has other shards, and other memory is in use: the plan
-        may free too little, or move more than necessary.
+        With another number of ranks, each has other shards; with another setting of FSDP2, weights
+        are gathered elsewhere. Other memory is in use then: the plan may free too little, or move
+        more than necessary.
         """
         given = self._config.saved_plan
         if given is None:
             return None
-        made_for, here = given[0].ranks, count_ranks()
-        if made_for is None or made_for == here:
+        why = _find_other_ranks(given[0]) or _find_other_setting(given[0], model)
+        if not why:
             return given
-        self.refused = (
-            f"the given plan is not followed: it was made for {name_ranks(made_for)}, and "
-            f"{name_ranks(here)} {'trains' if here == 1 else 'train'} here. The session plans anew"
-        )
+        self.refused = f"the given plan is not followed: {why}. The session plans anew"
         _log.warning("%s", self.refused)
         return None
 
     def join_ranks(
         self, model: torch.nn.Module | None, optimizers: Iterable[torch.optim.Optimizer]
     ) -> None:
-        """Find the other ranks, if any, that train the same."""
+        """Find the other ranks, if any, that train the same, and what they may change together."""
         self._ranks = join_ranks(describe_parts(model, optimizers))
+        if self._config.reshard == AUTO and isinstance(self._config.policy, str):
+            self.resharding = Resharding(model, self._config.policy)
 
     # ---- agreement of the ranks ----------------------------------------------------------------
 
@@ -118,6 +122,37 @@ class PlanMaker:
 
     def agree(self, trace: Trace) -> bool:
         """Return whether plans may be made from a trace now, for the budget of ranks alike."""
+        if not self._has_agreed(trace):
+            return False
+        if self.resharding is not None:
+            budget_bytes = self._config.limits.budget_bytes
+            if self._ranks is not None:
+                budget_bytes = self._ranks.find_smallest_budget(budget_bytes)
+            self.resharding.begin(trace, self._ranks, self._measure(budget_bytes))
+        return True
+
+    def end_step(self) -> str:
+        """Go on with what ranks change together; return why all steps are other ones now, if so.
+
+        Raises:
+            SessionError: the ranks have lost each other: see `rank_switch.py`.
+        """
+        reason = "" if self.resharding is None else self.resharding.end_step()
+        if reason and self._ranks is not None:
+            self._ranks.forget_floors()
+        return reason
+
+    def see_forward(self) -> None:
+        """Handle the start of a forward of the model."""
+        if self.resharding is not None:
+            self.resharding.see_forward()
+
+    @property
+    def resharding_text(self) -> str:
+        """A line about what ranks have changed together; empty: nothing may change."""
+        return "" if self.resharding is None else self.resharding.text
+
+    def _has_agreed(self, trace: Trace) -> bool:
         if self._ranks is None:
             return True
         if self._is_over:
@@ -150,6 +185,13 @@ class PlanMaker:
         if self._ranks is not None:
             self._ranks.leave()
         self.stages.leave()
+        if self.resharding is not None:
+            self.resharding.leave()
+
+    def restore(self) -> None:
+        """Undo what ranks have changed together. On the thread of the steps."""
+        if self.resharding is not None:
+            self.resharding.restore()
 
     def _measure(self, budget_bytes: int) -> Machine:
         machine = measure_machine(self._device, self._config.limits)
@@ -181,3 +223,32 @@ class PlanMaker:
                 most_bytes = error
         tight_bytes = max(0, config.limits.budget_bytes - self._spare_bytes())
         return PlanTarget(machine=machine, most_bytes=most_bytes, tight_bytes=tight_bytes)
+
+
+def _find_other_ranks(trace: Trace) -> str:
+    """Return how the ranks of a given plan differ from those here; empty: not at all."""
+    made_for, here = trace.ranks, count_ranks()
+    if made_for is None or made_for == here:
+        return ""
+    trains = "trains" if here == 1 else "train"
+    return f"it was made for {name_ranks(made_for)}, and {name_ranks(here)} {trains} here"
+
+
+def _find_other_setting(trace: Trace, model: torch.nn.Module | None) -> str:
+    """Return how FSDP2's settings in a given plan differ from those here; empty: not at all."""
+    was_kept = {each.path: each.is_kept for each in find_gathered(trace)}
+    others = [
+        path
+        for each in find_sharded(model)
+        for path in each.paths
+        if was_kept.get(path) is each.frees
+    ]
+    if not others:
+        return ""
+    first, more = others[0], len(others) - 1
+    named = f"module {first}" + (f" and {more} more" if more else "")
+    then, here = ("keep", "free") if was_kept[first] else ("free", "keep")
+    return (
+        f"it was made for another reshard_after_forward, so that {named} would {then} gathered "
+        f"weights after forward, and here would {here} them"
+    )

@@ -30,6 +30,7 @@ class PlanStatus:
     machine: Machine | None = None  # that plans are made for
     why_none: str = ""  # why there is no plan and will be none
     refused: str = ""  # why the given plan is not followed
+    resharding: str = ""  # what was chosen about gathered weights, and why
     replans: int = 0  # how often another plan was needed
     reason: str = ""  # of the latest replan
     pace: float = 1.0  # measured step time / recorded or predicted step time

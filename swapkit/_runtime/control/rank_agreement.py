@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import logging
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from swapkit._runtime.control.rank_meetings import find_places
+from swapkit._runtime.control.rank_switch import SwitchPlace
 from swapkit.errors import InfeasibleBudget, InvalidDocument
 from swapkit.units import MOST_BYTES, format_bytes, show
 
@@ -140,6 +141,24 @@ class Ranks:
                 least_bytes=floor_bytes,
             )
         return budget_bytes
+
+    def find_smallest_budget(self, own_bytes: int) -> int:
+        """Return the smallest budget of ranks alike, or `own_bytes` if alone."""
+        return min((each.budget_bytes for each in self._alike.values()), default=own_bytes)
+
+    def find_switch_place(self, ranks: tuple[int, ...]) -> SwitchPlace | None:
+        """Return where these ranks agree on a change; None: they do not all do the same."""
+        prefix = self._places.name_round(self)
+        if not prefix or not self._alike.keys() >= set(ranks):
+            return None
+        rank = self._places.rank
+        return SwitchPlace(
+            ask=self._places.ask, prefix=f"{prefix}/switch/{ranks[0]}", rank=rank, ranks=ranks
+        )
+
+    def forget_floors(self) -> None:
+        """Forget how much the ranks' steps need at least: from now on, they are other steps."""
+        self._alike = {rank: replace(each, floor_bytes=0) for rank, each in self._alike.items()}
 
     def leave(self) -> None:
         """Withdraw this rank's numbers, unless all ranks have read them. Any thread."""

@@ -22,7 +22,7 @@ import threading
 import weakref
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from swapkit._runtime.control.rank_groups import OnePerGroup
 from swapkit._runtime.control.shared_store import SharedStore
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 LEFT = "left"  # the outcome of a round that a session has left
 _NO_ROUND = -1
+_T = TypeVar("_T")
 
 
 @dataclass(slots=True)
@@ -137,6 +138,19 @@ class MeetingPlaces:
         """
         listed = self._find(session)
         return [] if listed is None else self._store.ask(partial(self._find_silent, listed))
+
+    def name_round(self, session: object) -> str:
+        """Return a key of the round in which a session has spoken, the same on all its ranks."""
+        listed = self._find(session)
+        return "" if listed is None else f"{listed.place}/{listed.round}"
+
+    def ask(self, ask: Callable[[Store], _T], /) -> _T:
+        """Return what `ask` returns, which makes requests to the store.
+
+        Raises:
+            RuntimeError, ValueError: the store is gone.
+        """
+        return self._store.ask(ask)
 
     # ---- this rank's sessions --------------------------------------------------------------------
 

@@ -40,6 +40,7 @@ class SessionConfig:
         holds_weakly: whether the model and the optimizers may go while the session is active.
         on_step: the user's function, to call with the session after each step.
         on_oom: whose training ends when a rank runs out of memory: `"rank"` or `"all"`.
+        reshard: who sets FSDP2's `reshard_after_forward`: `"user"` or `"auto"`.
     """
 
     device: torch.device
@@ -55,6 +56,7 @@ class SessionConfig:
     holds_weakly: bool = False
     on_step: Callable[..., object] | None = None
     on_oom: str = "rank"
+    reshard: str = "user"
 
     @property
     def is_host_scarce(self) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from swapkit._runtime.model.node_ranks import count_ranks
+from swapkit._runtime.recording.notes import Setting
 from swapkit._runtime.recording.recorder import Recorder
 from swapkit._runtime.recording.tables.clocks import StreamTimer
 from swapkit._runtime.torch_compat.stream_delays import LongCalls
@@ -16,7 +17,7 @@ from swapkit.planning.smoothing import find_doubt, smooth_times
 if TYPE_CHECKING:
     import torch
 
-    from swapkit._runtime.recording.notes import Setting
+    from swapkit._runtime.allocators.installed_pool import Installation
     from swapkit._runtime.shim.types import Packer
     from swapkit.ir.traces import Trace
     from swapkit.planning.selection.cases import Case
@@ -111,6 +112,23 @@ class StepRecording:
         """
         self._is_dropped = True
         self.stop()
+
+
+def find_setting(
+    installation: Installation,
+    root: torch.nn.Module | None,
+    optimizers: tuple[torch.optim.Optimizer, ...],
+) -> Setting:
+    """Return what a recorder needs to know of a model's steps."""
+    device = installation.device
+    return Setting(
+        device=device.name,
+        tracker=installation.tracker,
+        pool=device.pool,
+        root=root,
+        optimizers=optimizers,
+        make_room=installation.runtime.make_room if device.makes_reclaimable else None,
+    )
 
 
 def finish_trace(

@@ -114,6 +114,8 @@ def _explain_stalls(status: PlanStatus) -> Iterator[str]:
 def _explain_replans(status: PlanStatus) -> Iterator[str]:
     if status.refused:
         yield status.refused
+    if status.resharding:
+        yield status.resharding
     if status.replans:
         times = "once" if status.replans == 1 else f"{status.replans} times"
         yield f"replanned {times}; the last time, {status.reason}"

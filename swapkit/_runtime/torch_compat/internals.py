@@ -84,6 +84,7 @@ __all__ = [
     "base_of",
     "buffers_of",
     "connect_again",
+    "count_collectives",
     "count_modes",
     "cuda_allocator",
     "current_node",
@@ -94,6 +95,8 @@ __all__ = [
     "fix_weak_storage",
     "forget_removed_hooks",
     "free_weak_storage",
+    "fsdp_groups_of",
+    "fsdp_state_of",
     "get_shard",
     "graph_task",
     "group_stores",
@@ -105,6 +108,7 @@ __all__ = [
     "hooks_disabled_message",
     "innermost_transform",
     "is_cow",
+    "is_fsdp_idle",
     "is_key_excluded",
     "is_tracing",
     "is_zero_tensor",
@@ -285,6 +289,35 @@ def work_class() -> Any:  # noqa: ANN401 - torch's Work
     from torch.distributed import distributed_c10d
 
     return distributed_c10d.Work
+
+
+# What FSDP2 knows of a module; several modules may share it.
+fsdp_state_of: Callable[[Any], Any] = methodcaller("_get_fsdp_state")
+
+
+def fsdp_groups_of(state: Any) -> list[Any]:  # noqa: ANN401 - FSDPState
+    """Return the groups of parameters that FSDP2 gathers together: in torch 2.10, at most one."""
+    several = getattr(state, "_fsdp_param_groups", None)
+    if several is not None:
+        return list(several)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+
+
+def is_fsdp_idle(group: Any) -> bool:  # noqa: ANN401 - FSDPParamGroup
+    """Return whether no forward or backward of a group's modules runs."""
+    is_idle: bool = group._training_state.name == "IDLE"
+    return is_idle
+
+
+def count_collectives(group: Any, device: torch.device) -> int:  # noqa: ANN401 - ProcessGroup
+    """Return how many collectives this rank has begun in a group on a type of device.
+
+    Raises:
+        RuntimeError: the backend does not count.
+    """
+    backend = group._get_backend(device)
+    count: int = backend._get_sequence_number_for_group()
+    return count
 
 
 def default_store() -> Store:

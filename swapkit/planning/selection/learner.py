@@ -141,6 +141,18 @@ class Learner(LeanTrials):
             self._cases[signature] = self._cases.pop(former)
             self._given.rename(former, signature)
 
+    def restart(self, reason: str) -> None:
+        """Drop everything that was recorded, because all steps are other ones from now on."""
+        replans = self.replans
+        generals = [each.case for each in self._lengths.values()]
+        for case in [*self._cases.values(), *generals]:
+            self._forget(case, reason)
+            case.why_none, case.is_again = "", False
+        self._lengths.clear()
+        self._given = Given()
+        self.replans = replans + 1  # one for all cases
+        self.reason = f"{reason}: recording the next step"
+
     # ---- before a step -------------------------------------------------------------------------
 
     def begin(self, signature: str, form: str = "", length: int = 0) -> Instruction:

@@ -21,6 +21,15 @@ from tests.unit.ir.values import PLAN, TRACE
 if TYPE_CHECKING:
     from swapkit._runtime.allocators.installed_pool import Installation
     from swapkit._runtime.control.session_config import SessionConfig
+    from swapkit.ir.machines import Machine
+    from swapkit.ir.traces import Trace
+
+
+class KeepAll:
+    """A policy of one's own."""
+
+    def plan(self, trace: Trace, machine: Machine) -> Plan:
+        return Plan(decisions=(), budget_bytes=machine.budget_bytes, signature=trace.signature)
 
 
 def config_of(limit: float | str = "1GiB", **options: Any) -> SessionConfig:
@@ -97,6 +106,12 @@ def test_options_when_left_out_then_the_documented_defaults() -> None:
         ({"disk": "/tmp", "disk_limit": "x"}, "disk_limit='x' is not understood"),
         ({"on_oom": "both"}, "on_oom='both': expected 'rank' or 'all'"),
         ({"on_oom": None}, "on_oom=None: expected 'rank' or 'all'"),
+        ({"reshard": True}, "reshard=True: expected 'user' or 'auto'"),
+        (
+            {"reshard": "auto", "policy": "rescue"},
+            "reshard='auto' compares plans, and policy='resc",
+        ),
+        ({"reshard": "auto", "policy": KeepAll()}, "expected one of 'auto', 'swap', 'recompute'"),
         ({"device": "toaster"}, "device='toaster'"),
         ({"model": "gpt"}, "model='gpt': expected a torch"),
         ({"optimizer": "sgd"}, "optimizer='sgd': expected a torch"),
