@@ -88,6 +88,34 @@ def test_ranks_when_one_of_another_kind_needs_more_then_it_denies_the_others_not
         assert ranks.find_budget(6 * MIB) == 6 * MIB
 
 
+def test_ranks_when_their_steps_become_other_ones_then_former_needs_deny_nothing() -> None:
+    first, second = make_ranks(2)
+    agree(first, 6 * MIB, 9 * MIB)
+    agree(second, 6 * MIB, 1 * MIB)
+    for ranks in first, second:
+        assert agree(ranks)
+        with pytest.raises(InfeasibleBudget):
+            ranks.find_budget(6 * MIB)
+        ranks.forget_floors()
+        assert ranks.find_budget(6 * MIB) == 6 * MIB
+
+
+def test_place_of_a_change_when_ranks_do_the_same_then_they_share_it_and_others_have_none() -> None:
+    all_ranks = make_ranks(3)
+    first, second, third = all_ranks
+    assert first.find_switch_place((0, 1)) is None  # nothing is agreed on yet
+    for ranks, step in zip(all_ranks, (STEP, STEP, OTHER_STEP), strict=True):
+        agree(ranks, step=step)
+    for ranks, step in zip(all_ranks, (STEP, STEP, OTHER_STEP), strict=True):
+        assert agree(ranks, step=step)
+    places = [each.find_switch_place((0, 1)) for each in (first, second)]
+    assert [each.rank for each in places if each is not None] == [0, 1]
+    assert len({each.prefix for each in places if each is not None}) == 1
+    assert first.find_switch_place((0, 1, 2)) is None
+    assert third.find_switch_place((0, 1)) is None
+    assert first.find_smallest_budget(99 * MIB) == 8 * MIB
+
+
 def test_ranks_when_some_have_said_nothing_then_no_plan_and_the_floor_is_found_once() -> None:
     first, second = make_ranks(2)
     found = []
