@@ -23,6 +23,7 @@ from swapkit._runtime.torch_compat.wrappers import (
     WrapperForm,
     finish,
     flatten,
+    has_waited,
     is_awaited,
     note_results,
 )
@@ -75,9 +76,10 @@ class TakenApart:
 
     def pack(self) -> None:
         """Save the tensors inside like plain ones."""
-        if self._results:
-            self._results = ()
-            with hidden():  # nothing to wait for, unless nobody can wait any more
+        results, self._results = self._results, ()
+        if not has_waited(results):  # nobody can wait any more, unless somebody did
+            # Torch declares that a wait writes: recipes that read the tensor would end.
+            with hidden():
                 for part in self.parts:
                     finish(part.alias)
         self.parts = [self._packer.pack_inside(part) for part in self.parts]

@@ -147,6 +147,12 @@ def is_awaited(results: tuple[weakref.ref[Any], ...]) -> bool:
     return any(each is not None and not each.completed for each in alive)
 
 
+def has_waited(results: tuple[weakref.ref[Any], ...]) -> bool:
+    """Return whether the program is known to have waited for all of these collectives."""
+    alive = [each() for each in results]
+    return all(each is not None and each.completed for each in alive)
+
+
 def finish(tensor: torch.Tensor) -> None:
     """Wait for the functional collective that writes to a tensor's memory, if there is one."""
     sys.modules[_ASYNC[0]].wait_tensor(tensor)
