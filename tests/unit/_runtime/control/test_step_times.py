@@ -22,7 +22,14 @@ def test_median_when_kinds_alternate_then_each_has_its_own() -> None:
     assert times.median("short") == 2.0
     assert times.median("long") == 50.0
     assert times.others("short") == (50.0,)
-    assert times.latest("long") == 60.0
+    assert times.latest("long") == 50.0
+
+
+def test_latest_when_a_step_waited_for_another_rank_then_the_one_before_counts() -> None:
+    times = StepTimes()
+    for seconds, latest in ((9.0, 9.0), (1.0, 1.0), (5.0, 1.0), (6.0, 5.0)):
+        times.add("same", seconds)
+        assert times.latest("same") == latest
 
 
 def test_median_when_there_was_no_step_then_none_is_known() -> None:
