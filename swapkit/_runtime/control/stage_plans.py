@@ -60,15 +60,18 @@ class StagePlans:
         if exchange is None:
             return
         found = exchange.end_step(self._find_times(case) if learner.has_one_kind else None)
-        if not found or self._own is None:
-            return
-        slowest = min(found, key=lambda rank: (-found[rank].work_seconds, found[rank].stages))
-        self._slowest = found[slowest]
+        if found and self._own is not None:
+            slowest = min(found, key=lambda rank: (-found[rank].work_seconds, found[rank].stages))
+            self._slowest = found[slowest]
+            waits = self._own[2]
+            is_own = slowest == exchange.rank
+            most_seconds = 0.0 if is_own else self._slowest.work_seconds + waits
+            self._lean(learner, case, most_seconds)
+
+    def _lean(self, learner: Learner, case: Case, most_seconds: float) -> None:
+        """Have the learner try the plan with the least memory within a time; 0: follow its own."""
         if self._prepare is None:
             return
-        most_seconds = 0.0
-        if slowest != exchange.rank:
-            most_seconds = self._slowest.work_seconds + self._own[2]
         learner.lean_within(most_seconds, self._prepare)
         followed = None if case.lean.former is None else case.lean.plan
         if followed is not None and followed is not self._followed:

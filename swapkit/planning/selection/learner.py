@@ -30,7 +30,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections import OrderedDict
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from swapkit.planning.selection.cases import (
@@ -45,7 +44,6 @@ from swapkit.planning.selection.cases import (
     find_best,
 )
 from swapkit.planning.selection.given import Given
-from swapkit.planning.selection.host_time import find_host_time
 from swapkit.planning.selection.lean_trials import LeanTrials
 from swapkit.planning.selection.lengths import Lengths
 from swapkit.planning.selection.outcomes import Instruction, Outcome, StepMode
@@ -283,6 +281,10 @@ class Learner(LeanTrials):
             else:
                 self._try(case, outcome)
             return
+        self._watch(case, outcome, is_heavier=is_heavier)
+
+    def _watch(self, case: Case, outcome: Outcome, *, is_heavier: bool) -> None:
+        """Learn from a step that followed the chosen plan."""
         case.note_held(is_rescued=outcome.rescues > 0)
         if not outcome.rescues:
             self._look(case, outcome.seconds)
@@ -326,23 +328,6 @@ class Learner(LeanTrials):
             return 0
         has_held = any(each.rescues == 0 for each in case.trials)
         return max(self._search_steps - tried, 0 if has_held else 1)
-
-    def _refine(self, case: Case) -> bool:
-        """Request a host-aware plan if the host was the limit; return whether one was requested."""
-        best = find_best(case.trials)
-        if case.is_refined or not best.is_host_bound or best.rescues:
-            return False
-        case.is_refined = True
-        bound = [(each.plan, each.seconds) for each in case.trials if each.is_host_bound]
-        host = find_host_time(bound)
-        if host is None:
-            return False
-        assert case.trace is not None
-        case.trace = replace(case.trace, host=host)
-        case.candidates = [best.plan]  # until the new plan arrives
-        request = Request(trace=case.trace, count=1, shares=(case.share,))
-        self._ask(Asked(case, request, is_refined=True))
-        return True
 
     def _find_best(self, case: Case) -> Tried:
         """Return the best trial, whose plan the session should follow."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from swapkit.planning.selection.asking import Asking, Found
 from swapkit.planning.selection.cases import ROUNDS, Asked, Case, Lean, Request, find_best
+from swapkit.planning.selection.host_time import find_host_time
 from swapkit.planning.selection.lengths import Lengths
 
 if TYPE_CHECKING:
@@ -181,3 +183,20 @@ class Taking:
     def _take_lean(self, case: Case, found: Found) -> None:
         """Take the plan with the least memory within a time, if there is one."""
         raise NotImplementedError
+
+    def _refine(self, case: Case) -> bool:
+        """Request a host-aware plan if the host was the limit; return whether one was requested."""
+        best = find_best(case.trials)
+        if case.is_refined or not best.is_host_bound or best.rescues:
+            return False
+        case.is_refined = True
+        bound = [(each.plan, each.seconds) for each in case.trials if each.is_host_bound]
+        host = find_host_time(bound)
+        if host is None:
+            return False
+        assert case.trace is not None
+        case.trace = replace(case.trace, host=host)
+        case.candidates = [best.plan]  # until the new plan arrives
+        request = Request(trace=case.trace, count=1, shares=(case.share,))
+        self._ask(Asked(case, request, is_refined=True))
+        return True

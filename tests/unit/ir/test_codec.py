@@ -92,7 +92,7 @@ def test_shape_when_compared_then_has_every_plain_field(kind: type) -> None:
     parts = {"version", "operators", "storages", "events", "decisions", "prediction", "trace"}
     parts |= {"blocks"}
     parts -= set() if kind in {AllocationTrace, Trace, Plan, Machine} else parts
-    parts |= {"host", "host_seconds", "reserved_bytes"}  # of one session
+    parts |= {"host", "host_seconds", "reserved_bytes", "place"}  # of one session
     assert set(SHAPES[kind].rules) == {field.name for field in dataclasses.fields(kind)} - parts
 
 
