@@ -50,10 +50,11 @@ class Scenario:
     is_beside: bool = False  # plans are made beside the training
     speed: float = 0.0  # of copies, in bytes per second; then only activations are large
     fails: bool = False  # the block ends with an error
+    steps_another: bool = False  # rank 0 steps another optimizer between forward and backward
 
 
 SCENARIOS = {
-    "kept": Scenario(),
+    "kept": Scenario(steps_another=True),
     "beside": Scenario(is_beside=True, microbatches=2),
     "evaluated": Scenario(evaluates=True),
     "tight": Scenario(share=0.9, tokens=768, speed=1e8),
@@ -85,6 +86,7 @@ class Training:
         fully_shard(self.model)
         kind = torch.optim.SGD if scenario.speed else torch.optim.AdamW
         self.optimizer: torch.optim.Optimizer = kind(self.model.parameters(), lr=1e-3)
+        self.another = torch.optim.SGD(nn.Linear(2, 2).parameters())
         self.steps_done = 0
         self.results: list[str] = []
         self.collectives: list[int] = []  # begun in each step
@@ -94,6 +96,8 @@ class Training:
         torch.manual_seed(1000 * dist.get_rank() + self.steps_done)
         for _ in range(self.scenario.microbatches):
             loss = self.run()
+            if self.scenario.steps_another and dist.get_rank() == 0:
+                self.another.step()
             loss.backward()
             self.results.append(float(loss.detach()).hex())
         if self.scenario.evaluates:

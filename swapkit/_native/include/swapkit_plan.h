@@ -32,7 +32,7 @@ typedef struct sk_plan_problem {
     int32_t nsteps;
     const double *slot_seconds; /* nslots */
     const int64_t *slot_bytes;
-    const int32_t *since; /* itself: the slot computes; -1: it waits since the step's start */
+    const int32_t *since;      /* itself: the slot computes; -1: it waits since the step's start */
     const int64_t *item_bytes; /* nitems, like all arrays below unless marked */
     const int32_t *births;
     const int32_t *readies;

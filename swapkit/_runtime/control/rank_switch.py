@@ -111,6 +111,9 @@ class RankSwitch:
         self._consented: Proposal | None = None
         self._attempt = 0
         self._lock = threading.RLock()  # the session may end on another thread
+        # A request that got no answer in time goes on, on its thread, without the lock above.
+        self._gate = threading.Lock()
+        self._is_bound = False  # whether this rank's consent may be in the store
         self.is_over = False
         self.why = ""  # why there is no change
 
@@ -136,13 +139,9 @@ class RankSwitch:
             try:
                 outcome = self._place.ask(partial(self._go_on, position))
             except (RuntimeError, ValueError) as error:
-                self._end(f"the ranks' store cannot be asked: {error}")
-                if consented is None:
-                    return None
-                raise SessionError(
-                    "this rank cannot ask whether all ranks change `reshard_after_forward` now, as "
-                    f"they have agreed to, so it stops: {error}"
-                ) from error
+                if self._give_up(f"the ranks' store cannot be asked: {error}"):
+                    raise _cannot_ask(error) from error
+                return None
             return self._follow(outcome, position)
 
     def leave(self) -> None:
@@ -154,12 +153,18 @@ class RankSwitch:
         with self._lock:
             if self.is_over:
                 return
-            self._end(f"the session of rank {self._place.rank} has ended")
-            outcome = ""
+            why = f"the session of rank {self._place.rank} has ended"
             try:
-                outcome = self._place.ask(self._withdraw)
-            except (RuntimeError, ValueError) as error:  # the group may end before its sessions
+                outcome = self._place.ask(partial(self._withdraw, why))
+            except ValueError as error:  # the group may end before its sessions
+                self._end(why)
                 _log.debug("cannot tell the other ranks that this one leaves: %s", error)
+                return
+            except RuntimeError as error:
+                if self._give_up(why):
+                    raise _cannot_ask(error) from error
+                return
+            self._end(why)
             if outcome.startswith(GO):
                 raise SessionError(
                     "this rank's session has ended before a step at which the other ranks have "
@@ -168,6 +173,12 @@ class RankSwitch:
 
     def _end(self, why: str) -> None:
         self.is_over, self.why = True, why
+
+    def _give_up(self, why: str) -> bool:
+        """End without an answer; return whether the other ranks may count on this one."""
+        with self._gate:
+            self._end(why)
+            return self._is_bound
 
     def _follow(self, outcome: str, position: int) -> Proposal | None:
         word, _, rest = outcome.partition(" ")
@@ -183,7 +194,7 @@ class RankSwitch:
             return consented
         if word in {NO, NEVER}:
             self._attempt += 1
-            self._consented = None
+            self._consented, self._is_bound = None, False
             if word == NEVER or self._attempt == len(LEADS):
                 self._end(rest)
         return None
@@ -210,9 +221,16 @@ class RankSwitch:
         if refusal:
             return self._close(store, refusal)
         if refusal is not None:
-            store.set(self._key(f"rank-{self._place.rank}"), "yes")
-            self._consented = proposal
+            self._consent(proposal, store)
         return ""
+
+    def _consent(self, proposal: Proposal, store: Store) -> None:
+        with self._gate:
+            if self.is_over:
+                raise RuntimeError("this rank has given up waiting for the store")
+            self._is_bound = True
+        store.set(self._key(f"rank-{self._place.rank}"), "yes")
+        self._consented = proposal
 
     def _publish(self, position: int, store: Store) -> None:
         wanted, positions = self._wanted, tuple(self._positions)[-LOOKS:]
@@ -225,8 +243,7 @@ class RankSwitch:
             proposal = Proposal(
                 change=wanted.change, reason=wanted.reason, at=at, positions=positions
             )
-            store.set(self._key(f"rank-{self._place.rank}"), "yes")
-            self._consented = proposal
+            self._consent(proposal, store)
         else:
             self._end(wanted.reason)
         store.set(self._key("proposal"), proposal.text())
@@ -258,9 +275,16 @@ class RankSwitch:
         """Write an outcome unless there is one; return the one that holds."""
         return store.compare_set(self._key("outcome"), "", outcome).decode()
 
-    def _withdraw(self, store: Store) -> str:
+    def _withdraw(self, why: str, store: Store) -> str:
         if self._consented is not None:
-            return self._close(store, f"{NEVER} {self.why}")
+            return self._close(store, f"{NEVER} {why}")
         if self.proposes:  # so that the others stop asking
-            store.set(self._key("proposal"), Proposal(change="", reason=self.why).text())
+            store.set(self._key("proposal"), Proposal(change="", reason=why).text())
         return ""
+
+
+def _cannot_ask(error: Exception) -> SessionError:
+    return SessionError(
+        "this rank cannot ask whether all ranks change `reshard_after_forward`, as they have "
+        f"agreed to, so it stops: {error}"
+    )

@@ -172,7 +172,12 @@ class Resharding:
         job = self._job
         if job is not None and job.is_done:
             self._job = None
-            self._propose(switch, job.take())
+            try:
+                found = job.take()
+            except BaseException:
+                self._propose(switch, None)  # else the other ranks would ask for ever
+                raise
+            self._propose(switch, found)
         proposal = switch.end_step()
         if proposal is None:
             if switch.is_over:
@@ -207,17 +212,18 @@ class Resharding:
 
     # ---- a listener of `global_hooks.steps` ------------------------------------------------------
 
-    def before_step(self, _optimizer: torch.optim.Optimizer) -> None:
-        """Free gathered weights that the optimizer may be about to outdate."""
-        self._release()
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Free gathered weights that the optimizer is about to outdate. Any thread.
+
+        An optimizer of other parameters may step between a forward and its backward.
+        """
+        changed = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        for each in self._modules:
+            if each.frees and each.has_any_of(changed):
+                each.release()
 
     def after_step(self, _optimizer: torch.optim.Optimizer) -> None:
         """Do nothing."""
-
-    def _release(self) -> None:
-        for each in self._modules:
-            if each.frees:
-                each.release()
 
     # ---- the end ---------------------------------------------------------------------------------
 
@@ -242,4 +248,6 @@ class Resharding:
             each.give()
         if self._kept is not None:
             self._kept = None
-            self._release()
+            for each in self._modules:
+                if each.frees:
+                    each.release()

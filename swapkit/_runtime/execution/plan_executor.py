@@ -95,7 +95,8 @@ class PlanExecutor:
         self._packer = swapper.events
         self._tracker = swapper.shared.tracker
         self._table = compile_plan(trace, plan, self._tracker, for_any_length=for_any_length)
-        self._early = find_early(trace, plan)
+        # The room for it is known for the sizes of the trace only.
+        self._early = {} if for_any_length else find_early(trace, plan)
         self.is_following = False  # between a `start` and a `stop`, neither of them interrupted
         self._follower: Follower | None = None
         self._repetitions: Repetitions | None = None  # None: the plan repeats no operators

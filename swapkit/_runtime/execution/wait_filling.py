@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from swapkit._runtime.shim.types import Follower
     from swapkit.ir.plans import Plan
     from swapkit.ir.traces import Trace
+
+_log = logging.getLogger(__name__)
 
 Wait = tuple[int, int]  # the events of the step before it, and its number among waits since then
 
@@ -71,12 +74,16 @@ class WaitFiller:
     def waiting(self) -> contextlib.AbstractContextManager[None]:
         """Recompute what is due. Any thread; those of other programs change nothing."""
         if self._is_ours():
-            self._recompute()
+            try:
+                self._recompute()
+            except Exception:  # noqa: BLE001 - backward recomputes it again, and raises the error
+                _log.debug("recomputing in a wait failed", exc_info=True)
         return contextlib.nullcontext()
 
     def _is_ours(self) -> bool:
-        """Return whether the session runs on this thread, or backward does."""
-        return thread_state.sessions[-1:] == [self._swapper] or graph_task() != NO_TASK
+        """Return whether the session runs on this thread, or backward does for an accelerator."""
+        is_elsewhere = self._swapper.device.name.type != "cpu" and graph_task() != NO_TASK
+        return thread_state.sessions[-1:] == [self._swapper] or is_elsewhere
 
     @untraced
     def _recompute(self) -> None:

@@ -22,7 +22,7 @@ from swapkit._runtime.torch_compat.internals import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
 _taken: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # by sessions
 
@@ -43,7 +43,11 @@ class ShardedModule:
     def set(self, *, frees: bool) -> None:
         """Change the setting of the next forwards."""
         module = self._find()
-        if module is not None and _frees(_groups_of(module)[0]) is not frees:
+        if module is None:
+            return
+        now = _frees(_groups_of(module)[0])
+        is_users = self._set is not None and now is not self._set  # changed meanwhile
+        if now is not frees and not is_users:
             self._set = frees
             module.set_reshard_after_forward(frees, recurse=False)  # type: ignore[operator]
 
@@ -53,6 +57,14 @@ class ShardedModule:
         self._set = None
         if module is not None and ours is not None and _frees(_groups_of(module)[0]) is ours:
             module.set_reshard_after_forward(self.frees, recurse=False)  # type: ignore[operator]
+
+    def has_any_of(self, parameters: Collection[int]) -> bool:
+        """Return whether some of its parameters are among these, given by `id`."""
+        module = self._find()
+        groups = [] if module is None else _groups_of(module)
+        return any(
+            id(each.sharded_param) in parameters for group in groups for each in group.fsdp_params
+        )
 
     def release(self) -> None:
         """Free the gathered weights, if no forward or backward is using them."""

@@ -276,6 +276,8 @@ class Case:
         """Count a step that ran as recorded."""
         self.odd_steps = self.resized_bytes = 0
         self.regular_steps += 1
+        if self.has_any_sizes:
+            return  # such steps need a rescue now and then: another recording does not help
         if self.regular_steps >= max(REGULAR_STEPS, self.waiting_steps):
             self.recordings = min(self.recordings, 1)
 

@@ -50,6 +50,8 @@ class LeanTrials(Taking):
             return
         if case.trace is None or is_near(most_seconds, case.lean.most_seconds):
             return
+        if case.is_trying_lean:
+            case.candidates, case.leader = [], None
         self._give_up_lean(case)
         case.lean = Lean(most_seconds=most_seconds)
         if most_seconds > 0:

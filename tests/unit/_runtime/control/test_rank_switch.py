@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import itertools
 import random
+import threading
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch.distributed
 
+from swapkit._runtime.control import store_threads
 from swapkit._runtime.control.rank_switch import (
     LEADS,
     LOOKS,
@@ -17,6 +21,7 @@ from swapkit._runtime.control.rank_switch import (
     SwitchPlace,
     parse_proposal,
 )
+from swapkit._runtime.control.shared_store import SharedStore
 from swapkit.errors import InvalidDocument, SessionError
 
 if TYPE_CHECKING:
@@ -225,3 +230,80 @@ def test_proposal_when_malformed_then_it_is_refused(said: bytes) -> None:
 def test_proposal_when_written_and_read_then_it_is_the_same() -> None:
     proposal = Proposal(change=CHANGE, reason=REASON, at=7, positions=(1, 2, 3))
     assert parse_proposal(proposal.text().encode()) == proposal
+
+
+class Stalling:
+    """A store that once takes long to store what a rank says, once it has begun to."""
+
+    def __init__(self, store: Any, rank: int, seconds: float) -> None:
+        self.store = store
+        self._key = f"rank-{rank}"
+        self._seconds = seconds
+
+    def find(self) -> Any:
+        return self
+
+    def set(self, key: str, value: str) -> None:
+        seconds, self._seconds = (self._seconds, 0.0) if key.endswith(self._key) else (0.0, 0.0)
+        time.sleep(seconds)
+        self.store.set(key, value)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_rank_when_its_consent_arrives_after_it_gave_up_waiting_then_it_raises(
+    late: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_threads, "ANSWER_SECONDS", 0.1)
+    ranks = make()
+    stalling = Stalling(ranks[late].store, late, 0.5)
+    place = ranks[late].switch._place
+    ranks[late].switch._place = replace(place, ask=SharedStore(stalling.find).ask)
+    with pytest.raises(SessionError, match="cannot ask whether all ranks change"):
+        run(ranks, ENOUGH)
+    assert ranks[late].switch.is_over
+    assert ranks[late].changed is None
+
+
+def test_rank_when_it_gave_up_waiting_then_a_late_request_does_not_consent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(store_threads, "ANSWER_SECONDS", 0.1)
+    goes_on = threading.Event()
+    ranks = make()
+    store = ranks[1].store
+
+    class Held:
+        def check(self, keys: list[str]) -> bool:
+            assert goes_on.wait(20)
+            return bool(store.check(keys))
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(store, name)
+
+    for _ in range(LOOKS):
+        ranks[0].step()  # proposes
+    place = ranks[1].switch._place
+    ranks[1].switch._place = replace(place, ask=SharedStore(Held).ask)  # type: ignore[arg-type]
+    for _ in range(LOOKS):
+        ranks[1].step()
+        if ranks[1].switch.is_over:
+            break
+    assert ranks[1].switch.is_over
+    goes_on.set()
+    time.sleep(0.2)
+    for _ in range(ENOUGH):
+        ranks[0].step()
+    assert ranks[0].changed is None
+
+
+def test_rank_when_it_has_consented_and_leaves_without_an_answer_then_it_raises() -> None:
+    ranks = make()
+    run(ranks, LOOKS + 1)
+    assert ranks[1].switch._consented is not None
+    ranks[1].is_mute = True
+    with pytest.raises(SessionError, match="cannot ask whether all ranks change"):
+        ranks[1].switch.leave()
+    ranks[1].switch.leave()  # nothing is left to do

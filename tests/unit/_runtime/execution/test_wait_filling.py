@@ -9,6 +9,9 @@ import pytest
 import torch
 import torch.distributed
 
+from swapkit._runtime.execution.plan_executor import PlanExecutor
+from swapkit._runtime.execution.wait_filling import WaitFiller
+from swapkit.ir.plans import Plan
 from swapkit.ir.traces import WAIT
 from tests.support import MIB
 from tests.support.threads import on_thread
@@ -98,6 +101,61 @@ def test_wait_when_another_thread_waits_then_the_step_is_not_concerned() -> None
             course.step()
             assert course.counts == [0, 0, 0]
             assert course.count() == 3, "in backward, as without the wait"
+
+
+def test_wait_when_recomputing_fails_in_it_then_it_waits_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    course = WaitingCourse()
+    expected = plain(course, *[Course.step] * 2)
+
+    def fail(_self: WaitFiller) -> None:
+        raise torch.OutOfMemoryError("out of memory.")
+
+    with course.running():
+        trace = course.record()
+        with course.following_plan(trace, *in_wait(trace, 0)) as following:
+            monkeypatch.setattr(WaitFiller, "_recompute", fail)
+            course.step()
+            assert course.count() == 3
+            assert following.end_step().deviation is None
+    assert_same(course, expected)
+
+
+def test_wait_when_another_backward_waits_then_the_step_does_not_count_it() -> None:
+    course = WaitingCourse()
+
+    def wait_in_backward() -> None:
+        x = torch.ones(1, requires_grad=True)
+        y = x * 2
+        y.register_hook(lambda _: wait())
+        on_thread(y.backward)
+        wait()
+
+    with course.running():
+        trace = course.record()
+        with course.following_plan(trace, *in_wait(trace, 0)):
+            course.wait = wait_in_backward  # type: ignore[method-assign]
+            course.counts.clear()
+            course.step()
+            assert course.counts == [0, 3, 3]
+        with course.following_plan(trace, *in_wait(trace, 1)):
+            course.counts.clear()
+            course.step()
+            assert course.counts == [3, 3, 6]
+
+
+def test_plan_when_it_is_followed_at_any_length_then_no_wait_is_filled() -> None:
+    course = WaitingCourse()
+    with course.running():
+        trace = course.record()
+        plan = Plan(decisions=in_wait(trace, 0), budget_bytes=1 << 40)
+        following = PlanExecutor(course.swapper, course.model, trace, plan, for_any_length=True)
+        following.start()
+        course.counts.clear()
+        course.step()
+        assert course.counts == [0, 0, 0]
+        following.stop()
 
 
 def test_wait_when_there_is_no_room_then_backward_recomputes() -> None:

@@ -125,6 +125,21 @@ def test_lean_plan_when_it_seemed_slower_in_one_round_then_both_rounds_count() -
     assert run(made, seconds(1.0)) == [LEAN]
 
 
+@pytest.mark.parametrize("most_seconds", [0.0, 1.2])
+def test_lean_plan_when_another_time_comes_in_the_middle_of_the_trial_then_the_own_plan_stays(
+    most_seconds: float,
+) -> None:
+    made = settled()
+    made.lean_within(1.5, LeanPlans())
+    assert run(made, seconds(*[1.0] * (COUNT + 1)))[-1] == LEAN
+    made.lean_within(most_seconds, LeanPlans(peak_bytes=100))  # no plan takes less memory
+    assert run(made, seconds(0.95, *[1.0] * COUNT)) == [OWN] * (COUNT + 1)
+    assert made.case is not None
+    assert made.case.own is not None
+    assert made.case.own.policy == OWN
+    assert run(made, [Outcome(seconds=1.0, rescues=1)]) == [OWN]
+
+
 @pytest.mark.parametrize("step", range(COUNT))
 def test_lean_plan_when_a_trial_needs_a_rescue_then_the_own_plan_stays(step: int) -> None:
     made = settled()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING
 
 import pytest
@@ -221,6 +222,22 @@ def test_steps_at_any_size_when_plans_for_less_run_out_then_the_next_is_recorded
     assert len(plans.shares) == 1 + ROUNDS
     assert run(made, [Outcome(seconds=1.0, rescues=1), RECORDED])[-1] == "record"
     assert is_for_any_size(made)
+
+
+def test_steps_at_any_size_when_some_need_a_rescue_then_few_are_recorded() -> None:
+    made, draw = learner(Plans(count=1)), random.Random(1)
+    warm_up(made)
+    recorded = 0
+    for size in range(8, 4000):
+        step = made.begin(SHAPE)
+        if step.mode is StepMode.RECORD:
+            made.end(RECORDED)
+            recorded += 1
+        elif step.for_any_length:
+            made.end(Outcome(seconds=1.0, rescues=int(draw.random() < 0.3)))
+        else:
+            made.end(resize(size)[0])
+    assert recorded <= 12  # each time, twice as many steps pass before the next
 
 
 def chosen_by(made: Learner) -> str:

@@ -432,6 +432,9 @@ int recompute_early(Mover *mover, Group *group) {
     if (group->storage != nullptr || !is_recomputed(group)) {
         return 1;
     }
+    if (current_stream(mover->device()) != group->stream) {
+        return 1; // its operands are in the order of that stream, as its use will be
+    }
     int started = has_room(mover, group->nbytes, false);
     return started == 1 && !compute_again(mover, group) ? -1 : started;
 }

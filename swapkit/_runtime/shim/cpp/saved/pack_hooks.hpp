@@ -12,10 +12,10 @@ struct Packer {
     PyObject ob_base;
     Mover *mover; // owned
     Terms terms;
-    PyObject *observer; // owned: notified of every event; null or None: there is none
-    PyObject *awaited;  // owned: a list of what waits for collectives (`wrappers.hpp`)
-    char follows;       // its calls are the events of the mover's follower
-    char is_inert;      // its session has ended: every saved tensor is kept
+    PyObject *observer;  // owned: notified of every event; null or None: there is none
+    PyObject *awaited;   // owned: a list of what waits for collectives (`wrappers.hpp`)
+    char follows;        // its calls are the events of the mover's follower
+    char is_inert;       // its session has ended: every saved tensor is kept
     char has_saved_late; // a tensor was saved in a backward pass
     char skips_backward; // off the stack in backward passes (`saved/hooks.py`)
     char stands_by;      // every operator that can be repeated is captured (`standby.hpp`)

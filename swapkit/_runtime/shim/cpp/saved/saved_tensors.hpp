@@ -228,8 +228,8 @@ bool group_can_take(const Group *group, const c10::TensorImpl *tensor, Span span
 void group_cover(Group *group, Span span);
 // Drop the copy, in any state, of a group whose bytes can be recomputed.
 void group_drop_copy(Group *group);
-// Measure a group without a copy. The program may have resized its storage, or taken its memory away
-// when the last copy was dropped.
+// Measure a group without a copy. The program may have resized its storage, or taken its memory
+// away when the last copy was dropped.
 void group_measure(Group *group);
 // Drop the copy of a resident group, or the place for one.
 void group_end_copy(Group *group);
