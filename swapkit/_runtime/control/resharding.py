@@ -169,15 +169,7 @@ class Resharding:
         self._positions.append(position)
         if switch is None:
             return ""
-        job = self._job
-        if job is not None and job.is_done:
-            self._job = None
-            try:
-                found = job.take()
-            except BaseException:
-                self._propose(switch, None)  # else the other ranks would ask for ever
-                raise
-            self._propose(switch, found)
+        self._take_choice(switch)
         proposal = switch.end_step()
         if proposal is None:
             if switch.is_over:
@@ -185,6 +177,19 @@ class Resharding:
             return ""
         self._apply(frozenset(json.loads(proposal.change)[1]), proposal.reason)
         return f"{NAME} has changed"
+
+    def _take_choice(self, switch: RankSwitch) -> None:
+        """Propose what was chosen beside the training."""
+        job = self._job
+        if job is None or not job.is_done:
+            return
+        self._job = None
+        try:
+            found = job.take()
+        except BaseException:
+            self._propose(switch, None)  # else the other ranks would ask for ever
+            raise
+        self._propose(switch, found)
 
     def _apply(self, kept: frozenset[str], reason: str) -> None:
         self._kept = kept

@@ -33,7 +33,7 @@ def ask():
 store_threads.start(ask, name="asks")
 asking.wait()
 time.sleep(0.2)
-subprocess.Popen(["sh", "-c", f"sleep 1; kill -CONT {server.pid}; sleep 4; kill {server.pid}"])
+subprocess.Popen(["sh", "-c", f"sleep 1; kill -CONT {server.pid}"])  # ends with its input
 
 class Slow:
     def __del__(self, sleep=time.sleep):
