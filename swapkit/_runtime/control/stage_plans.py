@@ -119,6 +119,8 @@ class StagePlans:
         plan, trace = case.own, case.trace
         if plan is None or plan.prediction is None or case.changes:
             return None
+        if any(each.plan is plan and not each.is_known for each in case.trials):
+            return None  # its only step so far may have waited for the planning of other ranks
         assert trace is not None
         assert trace.place is not None
         predicted = plan.prediction.step_seconds

@@ -15,7 +15,7 @@ from swapkit.ir.stages import StagePlace
 from swapkit.ir.traces import WAIT, Operator, Phase, Trace
 from swapkit.planning.selection.cases import RECURRENCES
 from swapkit.planning.selection.lean_trials import SETTLING, STEPS
-from swapkit.planning.selection.learner import Learner
+from swapkit.planning.selection.learner import LOOKS, Learner
 from swapkit.planning.selection.outcomes import Outcome
 
 if TYPE_CHECKING:
@@ -287,3 +287,14 @@ def test_text_when_ranks_have_several_stages_then_it_names_all(
     text = world.stages[1].describe()
     assert text.startswith("stages 1, 3 and 5 of 6: the pipeline's step takes ")
     assert text.endswith("(stages 0, 2 and 4)")
+
+
+def test_times_when_the_own_plan_has_been_timed_in_one_step_only_then_nobody_hears_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(monkeypatch, 2)
+    world.stages = [Stage(18.0, place=each, searches=2) for each in world.places]
+    assert world.run(1 + 2 + LOOKS - 1) == [OWN, OWN]  # recorded, tried, followed
+    assert [each.plans._own for each in world.stages] == [None, None]
+    world.run(2)
+    assert all(each.plans._own is not None for each in world.stages)
