@@ -50,9 +50,7 @@ class _KeptStep:
     ) -> None:
         self._before = trace
         self._same: dict[int, int] = {}  # weights of second gathers, and those of the first ones
-        self._shorter: dict[
-            int, float
-        ] = {}  # seconds of waits that remain: for ranks that are late
+        self._shorter: dict[int, float] = {}  # waits that remain: for ranks that are late
         gone: set[int] = set()
         self._made: set[int] = set()  # storages that only the second gathers need
         for first, second in pairs:

@@ -53,11 +53,12 @@ def choose_kept(
         machine: with the budget.
         policy: the name of a policy.
     """
-    found = [each for each in find_gathered(trace) if each.path in paths]
+    gathered = find_gathered(trace)
+    found = [each for each in gathered if each.path in paths]
     if not found:
         return None
     recorded = frozenset(each.path for each in found if each.is_kept)
-    fixed = frozenset(each.path for each in find_gathered(trace) if each.is_kept) - recorded
+    fixed = frozenset(each.path for each in gathered if each.is_kept) - recorded
     before = _predict(trace, machine, policy, is_placed=True)
     machine = replace(machine, budget_bytes=int(machine.budget_bytes * (1 - RESERVE)))
     settings = [each for each in _list_settings(found) if each != recorded]

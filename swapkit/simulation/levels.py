@@ -47,3 +47,23 @@ def find_levels(
     add(back, deaths[swapped], sizes[swapped])
     levels: Bytes = problem.slot_bytes + np.cumsum(changes[:-1])
     return levels
+
+
+def count_fitting(
+    problem: Problem, needs: Indexes, items: NDArray[np.int64], levels: Bytes, budget_bytes: int
+) -> int:
+    """Return how many items, from the first, can be made ahead of their needs, before a slot.
+
+    Args:
+        problem: the step.
+        needs: the slot before which each item is needed, counted from that one.
+        items: the items.
+        levels: the bytes in use from that slot on; overwritten.
+        budget_bytes: limit.
+    """
+    for count, (need, item) in enumerate(zip(needs.tolist(), items.tolist(), strict=True)):
+        levels[:need] += problem.item_bytes[item]
+        most = max(int(levels.max()), int(levels[0] + problem.chain_bytes[item]))
+        if need and most > budget_bytes:
+            return count
+    return len(items)

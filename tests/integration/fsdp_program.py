@@ -24,7 +24,6 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
 )
 from torch.distributed.fsdp import fully_shard as shard
-from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -41,7 +40,7 @@ from swapkit.ir.traces import Kind
 from swapkit.testing import planning_at_once
 from tests.support.occupancy import assert_memory_is_the_pools
 from tests.support.ranks import tell_and_exit
-from tests.support.sessions import digest
+from tests.support.shards import digest_shards, local_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -143,18 +142,7 @@ class Training:
             del x, loss
 
     def outcome(self) -> list[str]:
-        shards = [local_of(each) for each in self.model.state_dict().values()]
-        states = [
-            local_of(value)
-            for state in self.optimizer.state_dict()["state"].values()
-            for value in state.values()
-        ]
-        return [*self.results, digest(shards), digest(states)]
-
-
-def local_of(tensor: Any) -> torch.Tensor:
-    local: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return local
+        return [*self.results, *digest_shards(self.model, self.optimizer)]
 
 
 def peak_of(training: Training) -> int:

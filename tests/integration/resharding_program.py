@@ -26,7 +26,7 @@ from swapkit._runtime.torch_compat.internals import count_collectives
 from swapkit.planning.beside import at_once
 from swapkit.testing import slow_link
 from tests.support.ranks import tell_and_exit
-from tests.support.sessions import digest
+from tests.support.shards import digest_shards
 
 STEPS = 14
 LAYERS = 4
@@ -122,13 +122,7 @@ class Training:
             self.results.append(float(self.run().detach()).hex())
 
     def outcome(self) -> list[str]:
-        shards = [local_of(each) for each in self.model.state_dict().values()]
-        states = [
-            local_of(value)
-            for state in self.optimizer.state_dict()["state"].values()
-            for value in state.values()
-        ]
-        return [*self.results, digest(shards), digest(states)]
+        return [*self.results, *digest_shards(self.model, self.optimizer)]
 
     def frees(self) -> list[bool]:
         """Return FSDP2's setting of each layer."""
@@ -142,11 +136,6 @@ class Training:
 
 def count() -> int:
     return count_collectives(dist.group.WORLD, torch.device("cpu"))
-
-
-def local_of(tensor: Any) -> torch.Tensor:
-    local: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return local
 
 
 def train_plainly(scenario: Scenario) -> tuple[Training, int]:

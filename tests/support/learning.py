@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from swapkit.errors import InfeasibleBudget
-from swapkit.ir.plans import Plan
+from swapkit.ir.plans import Plan, Prediction
 from swapkit.ir.traces import Trace
 from swapkit.planning.selection.learner import Learner
 from swapkit.planning.selection.outcomes import Outcome
@@ -19,6 +20,7 @@ SHAPE, OTHER_SHAPE = "8x16", "8x32"
 RECORDED = Outcome(seconds=1.0, trace=Trace(operators=(), storages=()))
 DEVIATING = Outcome(seconds=1.0, deviation="another")
 BUDGET = 1000
+LEAN = "lean"  # the policy of lean plans
 
 
 @dataclass
@@ -40,6 +42,32 @@ class Plans:
             Plan(decisions=(), budget_bytes=int(BUDGET * share), policy=f"{len(self.shares)}.{at}")
             for at in range(min(count, self.count))
         )
+
+
+class LeanPlans:
+    """Makes lean plans, and notes for which times."""
+
+    def __init__(self, peak_bytes: int = 10, *, error: type[BaseException] | None = None) -> None:
+        self.peak_bytes = peak_bytes
+        self.error = error
+        self.asked: list[float] = []
+
+    def __call__(self, most_seconds: float) -> partial[tuple[Plan, ...]]:
+        self.asked.append(most_seconds)
+        return partial(self.make, most_seconds)
+
+    def make(
+        self,
+        most_seconds: float,
+        trace: Trace,  # noqa: ARG002 - of every planner
+        *,
+        share: float,  # noqa: ARG002
+        count: int,  # noqa: ARG002
+    ) -> tuple[Plan, ...]:
+        if self.error is not None:
+            raise self.error
+        prediction = Prediction(seconds=most_seconds, peak_bytes=self.peak_bytes)
+        return (Plan(decisions=(), budget_bytes=900, policy=LEAN, prediction=prediction),)
 
 
 @dataclass

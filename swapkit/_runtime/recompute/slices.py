@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from swapkit._runtime.torch_compat.graphs import is_leaf
+from swapkit._runtime.torch_compat.graphs import gathers_gradients
 from swapkit._runtime.torch_compat.isolation import hidden
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _can_slice(tensor: torch.Tensor, ranks: int) -> bool:
         and tensor.layout is torch.strided
         and tensor.is_floating_point()
         and tensor.requires_grad
-        and not is_leaf(tensor)
+        and not gathers_gradients(tensor)
         and tensor.numel() % ranks == 0
         and tensor.numel() > 0
         and not any(

@@ -15,7 +15,7 @@ import torch
 from swapkit._runtime.operators.settings import VERSIONS
 from swapkit._runtime.saved.swapper import _is_cast_weight
 from swapkit._runtime.shim.types import modified_error
-from swapkit._runtime.torch_compat.graphs import is_leaf
+from swapkit._runtime.torch_compat.graphs import gathers_gradients
 from swapkit._runtime.torch_compat.internals import (
     ExcludeKey,
     FakeTensor,
@@ -158,7 +158,7 @@ class _SavedAlias:
         self._savings = savings
         # An alias, since an output itself would keep alive the graph that keeps this object. A leaf
         # is kept itself, because its data may be replaced.
-        if tensor.requires_grad and is_leaf(tensor):
+        if gathers_gradients(tensor):
             self.alias = tensor
         elif type(tensor) in KINDS:
             # An operand of a region is packed below autograd: share the version counter there, too.

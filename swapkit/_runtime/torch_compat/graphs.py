@@ -21,9 +21,9 @@ def graph_of(tensor: torch.Tensor) -> torch.autograd.graph.Node | None:
     return (tensor if base is None else base).grad_fn
 
 
-def is_leaf(tensor: torch.Tensor) -> bool:
-    """Return a tensor's `is_leaf`."""
-    return _changed_base(tensor) is None and tensor.is_leaf
+def gathers_gradients(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is a leaf that requires gradients."""
+    return tensor.requires_grad and _changed_base(tensor) is None and tensor.is_leaf
 
 
 def _changed_base(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from swapkit.simulation.levels import find_levels
+from swapkit.simulation.levels import count_fitting, find_levels
 from swapkit.simulation.running import RECOMPUTE
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from swapkit.simulation.problems import Bytes, Indexes, Problem
+    from swapkit.simulation.problems import Problem
     from swapkit.simulation.running import Run
 
 
@@ -48,29 +48,9 @@ def find_early(
         end = int(np.searchsorted(firsts, after, side="left"))
         items = order[(run.needs[order] >= begin) & (run.needs[order] < end)]
         own = levels[begin:end].copy()
-        fitting = _count_fitting(problem, run.needs[items] - begin, items, own, budget_bytes)
+        fitting = count_fitting(problem, run.needs[items] - begin, items, own, budget_bytes)
         early.append(_sum_steps(problem, run, items[:fitting]))
     return early
-
-
-def _count_fitting(
-    problem: Problem, needs: Indexes, items: NDArray[np.int64], levels: Bytes, budget_bytes: int
-) -> int:
-    """Return how many items, from the first, can be made before the job's first slot.
-
-    Args:
-        problem: the step.
-        needs: the slot of the job before which each item is needed.
-        items: the items.
-        levels: the bytes in use in the job's slots; overwritten.
-        budget_bytes: limit.
-    """
-    for count, (need, item) in enumerate(zip(needs.tolist(), items.tolist(), strict=True)):
-        levels[:need] += problem.item_bytes[item]
-        most = max(int(levels.max()), int(levels[0] + problem.chain_bytes[item]))
-        if need and most > budget_bytes:
-            return count
-    return len(items)
 
 
 def _sum_steps(problem: Problem, run: Run, items: NDArray[np.int64]) -> float:

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from swapkit.simulation.levels import find_levels
+from swapkit.simulation.levels import count_fitting, find_levels
 from swapkit.simulation.timeline import RECOMPUTE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from swapkit.planning.search.trials import Trial, Trials
+    from swapkit.simulation.problems import Bytes
 
 MOST_WAITS = 128  # the longest; each takes a simulation
 
@@ -30,8 +31,9 @@ def fill_waits(trials: Trials, best: Trial) -> Trial:
     seconds = problem.slot_seconds[problem.waits]
     longest = problem.waits[np.argsort(-seconds, kind="stable")[:MOST_WAITS]]
     earlies = np.full(len(best.actions), -1, np.int32)
+    levels = find_levels(problem, best.run, best.actions, at_needs=True)
     for slot in sorted(longest.tolist(), reverse=True):
-        chosen = _choose(trials, best, recomputed[earlies[recomputed] < 0], slot)
+        chosen = _choose(trials, best, levels, recomputed[earlies[recomputed] < 0], slot)
         if not chosen:
             continue
         asked = earlies.copy()
@@ -39,26 +41,31 @@ def fill_waits(trials: Trials, best: Trial) -> Trial:
         tried = trials.simulate(best.actions, best.window, earlies=asked)
         if tried.cost < best.cost:
             best, earlies = tried, asked
+            levels = find_levels(problem, best.run, best.actions, at_needs=True)
     return best
 
 
-def _choose(trials: Trials, trial: Trial, items: NDArray[np.int64], slot: int) -> list[int]:
-    """Return the items to recompute before a slot that waits."""
+def _choose(
+    trials: Trials, trial: Trial, levels: Bytes, items: NDArray[np.int64], slot: int
+) -> list[int]:
+    """Return the items to recompute before a slot that waits. `levels`: of the trial."""
     problem, needs = trials.problem, trial.run.needs
     later = items[(problem.releases[items] < slot) & (needs[items] > slot)]
     in_order = later[np.lexsort((problem.births[later], needs[later]))]
-    levels = find_levels(problem, trial.run, trial.actions, at_needs=True)
-    budget_bytes = trials.machine.budget_bytes
-    left, ran, chosen = float(problem.slot_seconds[slot]), set[int](), list[int]()
-    for item in in_order.tolist():
+    end = int(needs[in_order[-1]]) if len(in_order) else slot
+    fitting = count_fitting(
+        problem,
+        needs[in_order] - slot,
+        in_order,
+        levels[slot:end].copy(),
+        trials.machine.budget_bytes,
+    )
+    chosen: list[int] = in_order[:fitting].tolist()
+    left, ran = float(problem.slot_seconds[slot]), set[int]()
+    for count, item in enumerate(chosen):
         steps = set(problem.steps_of(item)) - ran
         left -= sum(float(problem.step_seconds[step]) for step in steps)
-        levels[slot : needs[item]] += problem.item_bytes[item]
-        most = max(
-            int(levels[slot : needs[item]].max()), int(levels[slot] + problem.chain_bytes[item])
-        )
-        if left < 0 or most > budget_bytes:
-            break
+        if left < 0:
+            return chosen[:count]
         ran |= steps
-        chosen.append(item)
     return chosen

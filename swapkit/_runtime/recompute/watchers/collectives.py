@@ -15,7 +15,7 @@ import torch
 
 from swapkit._runtime.operators.effects import FUNCTIONAL, can_keep
 from swapkit._runtime.operators.names import operator_names
-from swapkit._runtime.torch_compat.graphs import is_leaf
+from swapkit._runtime.torch_compat.graphs import gathers_gradients
 from swapkit._runtime.torch_compat.internals import (
     HigherOrderOperator,
     buffers_of,
@@ -84,7 +84,7 @@ class RepeatedCollectives:
         return any(map(self._is_weight, inputs))
 
     def _is_weight(self, tensor: torch.Tensor) -> bool:
-        if tensor.requires_grad and is_leaf(tensor):
+        if gathers_gradients(tensor):
             return True
         storage = storage_address(tensor.untyped_storage())
         if self._tracker.is_state(storage) or self._swapper.is_weight(tensor):

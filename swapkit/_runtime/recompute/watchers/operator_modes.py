@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from swapkit._runtime.torch_compat.dispatch_modes import DispatchMode
-from swapkit._runtime.torch_compat.graphs import is_leaf
+from swapkit._runtime.torch_compat.graphs import gathers_gradients
 from swapkit._runtime.torch_compat.internals import FakeTensor, ModeKind, mode_of_kind, pytree
 from swapkit._runtime.torch_compat.isolation import untraced
 
@@ -40,7 +40,7 @@ def inspect(operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return OperatorCall(
         form=tuple((tensor.shape, tensor.dtype) for tensor in tensors),
         is_abstract=mode_of_kind(ModeKind.FAKE) is not None or any(map(_is_abstract, tensors)),
-        is_weight_cast=is_cast and tensors[0].requires_grad and is_leaf(tensors[0]),
+        is_weight_cast=is_cast and gathers_gradients(tensors[0]),
     )
 
 

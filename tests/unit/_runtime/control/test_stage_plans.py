@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed
@@ -17,16 +16,16 @@ from swapkit.planning.selection.cases import RECURRENCES
 from swapkit.planning.selection.lean_trials import SETTLING, STEPS
 from swapkit.planning.selection.learner import LOOKS, Learner
 from swapkit.planning.selection.outcomes import Outcome
+from tests.support.learning import LEAN, LeanPlans
 
 if TYPE_CHECKING:
     import pytest
 
-    from swapkit.planning.selection.asking import MakePlans
 
 distributed: Any = torch.distributed
 MIB = 1 << 20
 STEP = 20.0  # of the recorded step of every stage
-OWN, LEAN = "own", "lean"
+OWN = "own"
 TRIALS = 2 * (SETTLING + STEPS)
 HEARD = 12  # steps until all ranks know each other's times, and have planned
 
@@ -54,8 +53,8 @@ class Stage:
         )
         self.trace = Trace(operators=operators, storages=(), place=place)
         self.added = added
-        self.asked: list[float] = []
-        self.plans = StagePlans(self.prepare if can_lean else None)
+        self.lean_plans = LeanPlans(8 * MIB)
+        self.plans = StagePlans(self.lean_plans if can_lean else None)
         self.learner = Learner(self.make, profile_steps=1, search_steps=searches)
         self.seconds = STEP
 
@@ -64,20 +63,6 @@ class Stage:
         seconds = STEP + self.added
         others = (plan_of(f"other {at}", 2 * seconds, 9 * MIB) for at in range(count - 1))
         return (plan_of(OWN, seconds, int(12 * MIB * share)), *others)
-
-    def prepare(self, most_seconds: float) -> MakePlans:
-        self.asked.append(most_seconds)
-        return partial(self.make_lean, most_seconds)
-
-    def make_lean(
-        self,
-        most_seconds: float,
-        trace: Trace,  # noqa: ARG002 - of every planner
-        *,
-        share: float,  # noqa: ARG002
-        count: int,  # noqa: ARG002
-    ) -> tuple[Plan, ...]:
-        return (plan_of(LEAN, most_seconds, 8 * MIB),)
 
     def step(self, signature: str = "shape") -> str:
         """Train a step; return which plan it followed."""
@@ -130,7 +115,7 @@ def start(
 
 
 def asked(world: World) -> list[list[float]]:
-    return [[round(each, 6) for each in stage.asked] for stage in world.stages]
+    return [[round(each, 6) for each in stage.lean_plans.asked] for stage in world.stages]
 
 
 def test_stages_when_one_is_slowest_then_each_other_asks_for_a_plan_that_is_no_slower(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,8 +12,10 @@ from swapkit.planning.selection.lean_trials import ROUNDS, SETTLING, STEPS
 from swapkit.planning.selection.outcomes import Outcome, Timing
 from tests.support.learning import (
     DEVIATING,
+    LEAN,
     OTHER_SHAPE,
     SHAPE,
+    LeanPlans,
     Plans,
     learner,
     run,
@@ -26,35 +27,9 @@ if TYPE_CHECKING:
     from swapkit.ir.traces import Trace
     from swapkit.planning.selection.learner import Learner
 
-OWN, LEAN = "1.0", "lean"
+OWN = "1.0"
 COUNT = SETTLING + STEPS
 SLOWER = 1.05
-
-
-class LeanPlans:
-    """Makes lean plans, and notes for which times."""
-
-    def __init__(self, peak_bytes: int = 10, *, error: type[BaseException] | None = None) -> None:
-        self.peak_bytes = peak_bytes
-        self.error = error
-        self.asked: list[float] = []
-
-    def __call__(self, most_seconds: float) -> partial[tuple[Plan, ...]]:
-        self.asked.append(most_seconds)
-        return partial(self.make, most_seconds)
-
-    def make(
-        self,
-        most_seconds: float,
-        trace: Trace,  # noqa: ARG002 - of every planner
-        *,
-        share: float,  # noqa: ARG002
-        count: int,  # noqa: ARG002
-    ) -> tuple[Plan, ...]:
-        if self.error is not None:
-            raise self.error
-        prediction = Prediction(seconds=most_seconds, peak_bytes=self.peak_bytes)
-        return (Plan(decisions=(), budget_bytes=900, policy=LEAN, prediction=prediction),)
 
 
 class Predicted(Plans):
