@@ -42,7 +42,7 @@ PARTS = (
         what="contract, conformance and fault suites, delayed kernels, C tests, memory checker",
         seconds=420,
         quick_seconds=60,
-        first_seconds=50,
+        first_seconds=80,
     ),
     Part(
         name="link",

@@ -34,7 +34,11 @@ FINISHED, OUT_OF_MEMORY = "finished", "out of memory"
 DIFFERENT_BATCHES = 4
 OVERHEAD_STEPS = 4  # of a round with a session, and of one without; the first is not counted
 SETTLING_STEPS = 40  # after which a session should long be stable
-SETTLED_STEPS = 2  # of a stable session before time is taken: memory is still moved in the first
+# Of a stable session before time is taken: until so many in a row have moved no memory, as they do
+# when steps move to planned addresses; from the first of these numbers to the second, in most.
+SETTLED_STEPS = (16, 48)
+QUIET_STEPS = 4
+SETTLING_SECONDS = 15.0
 
 
 class Training:
@@ -175,9 +179,27 @@ def settle(training: Training, session: Any) -> int | None:  # noqa: ANN401 - sw
                 break
             training.step()
     stable_after = training.steps if session.stage == "stable" else None
-    for _ in range(SETTLED_STEPS):
-        training.step()
+    rest(training)
     return stable_after
+
+
+def rest(training: Training) -> None:
+    """Train until the memory of the steps stays where it is."""
+    least, most = SETTLED_STEPS
+    quiet, maps, begin = 0, count_maps(training), time.monotonic()
+    for step in range(most):
+        is_late = time.monotonic() - begin > SETTLING_SECONDS
+        if (step >= least and quiet >= QUIET_STEPS) or (is_late and step >= QUIET_STEPS):
+            break
+        training.step()
+        before, maps = maps, count_maps(training)
+        quiet = quiet + 1 if maps == before else 0
+
+
+def count_maps(training: Training) -> int:
+    """Return how often the pool has mapped memory so far; 0: another allocator serves."""
+    setup = training.setup
+    return measure.allocator_stats(setup.device, pool=setup.has_pool).get("maps", 0)
 
 
 def identify(training: Training) -> Figures:

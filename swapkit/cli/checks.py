@@ -80,9 +80,16 @@ def check_torch() -> Finding:
     """Check torch's release against the range that swapkit asks for."""
     import torch
 
-    asked = next(
-        each for each in importlib.metadata.requires("swapkit") or () if each.startswith("torch<")
-    )
+    try:
+        needs = importlib.metadata.requires("swapkit") or ()
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(
+            name="torch",
+            text=f"torch {torch.__version__}; swapkit is imported from a folder, not installed",
+            level=Level.NOTE,
+            remedy="pip install -e FOLDER also checks which releases swapkit needs",
+        )
+    asked = next(each for each in needs if each.startswith("torch<"))
     text = f"torch {torch.__version__} (swapkit needs {asked.removeprefix('torch')})"
     if is_in_range(torch.__version__, asked):
         return Finding(name="torch", text=text)

@@ -118,6 +118,28 @@ SK_TEST(planned, test_step_when_cached_memory_fills_the_budget_then_it_moves_to_
     fixture_close(&f);
 }
 
+/* The work of a stream may be behind it: what cannot be given back without a wait can be mapped at
+ * other addresses. */
+SK_TEST(planned,
+        test_step_when_the_full_budget_is_behind_a_stream_then_it_is_mapped_in_the_layout) {
+    device_wipe_not();
+    fixture f = fixture_open_aliasing(HEIGHT);
+    sk_stream *stream = make_stream(f.backend);
+    sk_pool_set_lives(f.pool, SK_LIVES_NOTED);
+    (void)step_run(&f, stream);
+    CHECK_EQUAL(HEIGHT, stats_of(&f).reserved_bytes[0].current);
+    CHECK_OK(sk_pool_set_layout(f.pool, places, NBLOCKS, HEIGHT));
+    (void)step_run(&f, stream);
+    int64_t maps = stats_of(&f).maps;
+    (void)step_run(&f, stream);
+    CHECK_EQUAL(maps, stats_of(&f).maps);
+    CHECK_EQUAL(2 * NBLOCKS, layout_of(&f).hits);
+    CHECK_EQUAL(0, stats_of(&f).num_sync_all_streams);
+    CHECK_EQUAL(HEIGHT, stats_of(&f).reserved_bytes[0].peak);
+    drop_used_stream(&f, stream);
+    fixture_close(&f);
+}
+
 /* Such as an update without accumulation, or a step of one of two models. */
 SK_TEST(planned, test_step_when_shorter_ones_come_between_then_it_keeps_its_places) {
     enum { NREQUESTS = 3000, SHORT_REQUESTS = 100, SHORT_STEPS = 12, NBYTES = 4 * KIB };
@@ -295,6 +317,20 @@ SK_TEST(planned, test_trim_unplanned_when_another_stream_has_more_then_the_layou
     (void)step_run(&f, NULL);
     CHECK_EQUAL(2 * NBLOCKS, layout_of(&f).hits);
     drop_used_stream(&f, other);
+    fixture_close(&f);
+}
+
+SK_TEST(planned, test_trim_unplanned_when_a_former_layout_held_a_block_then_its_memory_goes_back) {
+    fixture f = planned_open(0);
+    void *kept = take_at(&f, TAG, FIRST, NULL); /* in the way of the next layout */
+    step_end(&f);
+    CHECK_OK(sk_pool_set_layout(f.pool, places, NBLOCKS, HEIGHT));
+    give(&f, kept);
+    (void)step_run(&f, NULL);
+    CHECK(stats_of(&f).reserved_bytes[0].current > HEIGHT);
+    CHECK_OK(sk_pool_trim_unplanned(f.pool));
+    CHECK_EQUAL(HEIGHT, stats_of(&f).reserved_bytes[0].current);
+    CHECK_EQUAL(NBLOCKS, layout_of(&f).hits);
     fixture_close(&f);
 }
 

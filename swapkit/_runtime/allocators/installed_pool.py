@@ -116,6 +116,11 @@ class Installation(Generic[_Pool]):
         """Whether the pool keeps memory that lives unequally long apart."""
         return self.layout is not None and self.layout.separates
 
+    @property
+    def is_moving(self) -> bool:
+        """Whether memory moves to or from planned addresses in the current step."""
+        return self.layout is not None and self.layout.is_moving
+
     def set_limit(self, limit_bytes: int) -> None:
         """Set a limit for the whole process, in addition to those of sessions; 0: none.
 

@@ -40,7 +40,10 @@ MOST_DRIFT = 3  # steps below it, in a row, before the layout goes
 TOLERANCE = 0.001  # of a layout's height, above the most bytes in use
 MOST_SECONDS = 5.0  # for a layout
 SEEDS = 4  # of searches for one, until it is within the tolerance
-MOST_WAIT = 64  # steps; the wait for the next layout doubles up to this
+MOST_WAIT = 64  # steps; the wait for the next layout doubles up to this,
+MOST_DRIFTED_WAIT = 1024  # or this if layouts had to go: moving to one takes as long as many steps
+IDLE_STEPS = 8  # in the layout's memory alone, after which other free memory goes back
+MOVING_STEPS = 2  # after a layout was made or dropped: memory moves there where requests are served
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,10 +110,11 @@ class PoolLayout:
         self._ending = threading.Lock()  # guards all below
         self._job: ThreadJob[_Planned | None] | None = None
         self._is_planned = False
-        self._is_new = False  # whether no step was served as planned yet
+        self._moving = 0  # steps left until memory has moved
         self._quiet = 0  # steps in a row that a layout could be made from
         self._wait = QUIET_STEPS
         self._drift = 0  # steps in a row that did not lie as planned
+        self._idle = 0  # steps left until memory that was mapped outside of the layout goes back
         self._counts = _Counts()  # at the end of the last step
         self._maps = 0  # of the last step without a layout
         self._has_drifted = False  # whether the last layout had to go
@@ -141,7 +145,7 @@ class PoolLayout:
             self._reset()
 
     def _reset(self) -> None:
-        self._is_planned = False
+        self._is_planned, self._moving = False, 0
         self._job = None
         self._quiet, self._wait = 0, QUIET_STEPS
         self._has_drifted = False
@@ -156,6 +160,14 @@ class PoolLayout:
     def stats(self) -> LayoutStats:
         """Return the counts of the present layout. Any thread."""
         return self._lives.layout_stats()
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether memory moved to or from planned addresses in the current step.
+
+        Near the budget the step may need a rescue for that, which tells nothing about its plan.
+        """
+        return self._moving > 0
 
     def end_step(self, *, is_settled: bool) -> None:
         """Learn from the step that ended: the pool has its mark.
@@ -173,6 +185,8 @@ class PoolLayout:
             self._ending.release()
 
     def _learn(self, *, is_settled: bool) -> None:
+        was_new = self._moving == MOVING_STEPS
+        self._moving = max(0, self._moving - 1)
         if not is_settled:
             had_layout = self._is_planned
             self._drop()
@@ -185,7 +199,7 @@ class PoolLayout:
         self._quiet += 1
         before, self._counts = self._counts, self._count()
         if self._is_planned:
-            self._watch(before)
+            self._watch(before, is_new=was_new)
             return
         self._maps = self._counts.maps - before.maps
         job = self._job  # another thread's `stop` may remove it at any time
@@ -232,7 +246,7 @@ class PoolLayout:
             _log.debug("no layout: %s", error)
             self._put_off()
             return
-        self._is_planned = self._is_new = True
+        self._is_planned, self._moving = True, MOVING_STEPS
         self._drift, self._counts = 0, self._count()
         _log.info(
             "planned addresses of %d requests: %s, of which %s are in use at the peak",
@@ -241,19 +255,16 @@ class PoolLayout:
             format_bytes(planned.layout.lower_bound),
         )
 
-    def _watch(self, before: _Counts) -> None:
+    def _watch(self, before: _Counts, *, is_new: bool) -> None:
         """Drop the layout after several steps that missed it, or mapped more than without it."""
         now = self._counts
         if now.height_bytes == 0:  # its last user stopped on another thread
             self._is_planned = False
             return
-        if self._is_new:
-            self._is_new = False
-            with contextlib.suppress(SwapkitError):  # of the device: its next call meets it
-                self._lives.trim_unplanned()  # that was in use when the layout was made: gradients
         served = now.served_bytes - before.served_bytes
         hit = now.planned_bytes - before.planned_bytes
         maps = now.maps - before.maps
+        self._give_back(is_new=is_new, is_idle=hit == served and maps == 0)
         few_mapped = int(FEW_MAPPED * now.height_bytes) // self._pool.backend.granule_bytes
         most_maps = max(self._maps, FEW_MAPS, few_mapped)
         misses = hit < LEAST_HITS * served or maps > most_maps
@@ -266,9 +277,21 @@ class PoolLayout:
             self._drop()
             self._put_off()
 
+    def _give_back(self, *, is_new: bool, is_idle: bool) -> None:
+        """Give memory back that was in use when the layout was made, such as that of gradients.
+
+        Or that a step which differed needed in addition, some steps ago.
+        """
+        was_idle = self._idle == 1
+        self._idle = max(0, self._idle - 1) if is_idle else IDLE_STEPS
+        if is_new or (is_idle and was_idle):
+            with contextlib.suppress(SwapkitError):  # of the device: its next call meets it
+                self._lives.trim_unplanned()
+
     def _put_off(self) -> None:
         """Wait longer before the next layout, as long as there is none."""
-        self._quiet, self._wait = 0, min(2 * self._wait, MOST_WAIT)
+        most = MOST_DRIFTED_WAIT if self._has_drifted else MOST_WAIT
+        self._quiet, self._wait = 0, min(2 * self._wait, most)
 
     def _drop(self) -> None:
         job, self._job = self._job, None
@@ -276,7 +299,7 @@ class PoolLayout:
             job.give_up()
         if self._is_planned:
             self._lives.set_layout(None, 0, 0)
-            self._is_planned = False
+            self._is_planned, self._moving = False, MOVING_STEPS
             with contextlib.suppress(SwapkitError):  # of the device: its next call meets it
                 self._pool.trim()  # other requests would not use the layout's memory
         self._quiet = 0

@@ -358,12 +358,13 @@ class PlanController:
         device = self._installation.device
         # Once steps lie at planned addresses, they no longer move free memory together.
         moving = device.moving_seconds() - self._moving_before
+        is_moving = self._installation.is_moving  # then rescues tell nothing about the plan
         is_waited_for = taken.timing is Timing.HOST
         outcome = Outcome(
             seconds=max(0.0, taken.seconds - moving) if is_waited_for else taken.seconds,
             timing=taken.timing,
             is_host_bound=taken.is_host_bound,
-            rescues=self._swapper.evictor.count - self._rescues_before,
+            rescues=0 if is_moving else self._swapper.evictor.count - self._rescues_before,
             deviation=report.deviation or "",
             resized_bytes=report.resized_bytes,
             trace=trace,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import subprocess
+from importlib.metadata import PackageNotFoundError
 from typing import TYPE_CHECKING
 
 import pytest
@@ -62,6 +64,19 @@ def test_doctor_when_asked_for_json_then_flat_keys(
         "cache_text": "full\ndisk",
         "cache_remedy": "make room",
     }
+
+
+def test_torch_when_swapkit_is_not_installed_then_a_note_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(name: str) -> list[str]:
+        raise PackageNotFoundError(name)
+
+    assert checks.check_torch().level is Level.GOOD
+    monkeypatch.setattr(importlib.metadata, "requires", fail)
+    found = run_check("torch", checks.check_torch)
+    assert found.level is Level.NOTE
+    assert "imported from a folder" in found.text
 
 
 def test_check_when_it_raises_then_a_problem() -> None:

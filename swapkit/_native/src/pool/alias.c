@@ -258,12 +258,12 @@ void sk__span_settle(sk_pool *pool, const sk__span *gone, uintptr_t to, sk__lane
     sk__span_leave(pool, gone, SK_DORMANT);
 }
 
-sk_status sk__span_map(sk_pool *pool, const sk__span *gone, const sk__block *vacant,
+sk_status sk__span_map(sk_pool *pool, const sk__span *gone, const sk__block *vacant, uintptr_t to,
                        sk__lane *lane) {
     sk_backend *backend = pool->backend;
     sk__segment *segment = vacant->segment;
-    uintptr_t to = vacant->address;
-    sk_assert(vacant->state == SK_VACANT && vacant->nbytes >= gone->nbytes);
+    sk_assert(vacant->state == SK_VACANT && to >= vacant->address);
+    sk_assert(to + gone->nbytes <= vacant->address + vacant->nbytes);
     sk_status status =
         backend->ops.range_alias(backend->self, (void *)gone->address, (void *)to, gone->nbytes);
     if (status != SK_OK) {

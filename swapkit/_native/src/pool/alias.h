@@ -66,10 +66,10 @@ void sk__slots_empty(sk_pool *pool, sk__segment *segment, uintptr_t address, siz
     SK_REQUIRES(pool->lock);
 /* Unmap every alias of free granules without outstanding work. */
 sk_status sk__aliases_drop(sk_pool *pool, const sk__span *granules) SK_REQUIRES(pool->lock);
-/* Move free granules to the beginning of an idle block in `lane`: sk__span_map maps them there
- * first, and may then drop the oldest aliases. Needs SK_RECORDS_PER_TAKE. */
-sk_status sk__span_map(sk_pool *pool, const sk__span *gone, const sk__block *vacant, sk__lane *lane)
-    SK_REQUIRES(pool->lock);
+/* Move free granules to an address of an idle block, in `lane`: sk__span_map maps them there first,
+ * and may then drop the oldest aliases. Needs SK_RECORDS_PER_TAKE. */
+sk_status sk__span_map(sk_pool *pool, const sk__span *gone, const sk__block *vacant, uintptr_t to,
+                       sk__lane *lane) SK_REQUIRES(pool->lock);
 void sk__span_settle(sk_pool *pool, const sk__span *gone, uintptr_t to, sk__lane *lane)
     SK_REQUIRES(pool->lock);
 /* Before aliases are made for `nbytes`: if there will be too many, and work is outstanding behind

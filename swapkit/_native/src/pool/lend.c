@@ -1,6 +1,7 @@
 /* lend.c - choosing the free memory that moves to other addresses. */
 #include "pool/alias.h"
 #include "pool/freelist.h"
+#include "pool/lives.h"
 
 /* Blocks that may lend: the bytes of their granules, and the block given back first, whose
  * addresses are the least likely to be needed next. Memory of the request's own stream needs no
@@ -12,9 +13,8 @@ typedef struct lenders {
 } lenders;
 
 /* The layout's memory is needed soon at its own addresses. */
-static int lending_rank(const sk__block *block) {
-    sk__arena arena = block->segment->arena;
-    return arena == SK_PLANNED ? -1 : (int)arena;
+static int lending_rank(const sk_pool *pool, const sk__block *block) SK_REQUIRES(pool->lock) {
+    return block->segment == sk__layout_range(pool) ? -1 : (int)block->segment->arena;
 }
 
 static void lenders_add(const sk_pool *pool, const sk__request *request, sk__block *block,
@@ -27,9 +27,9 @@ static void lenders_add(const sk_pool *pool, const sk__request *request, sk__blo
     }
     found->nbytes += to - from;
     const sk__block *first = found->first;
-    int rank = lending_rank(block);
-    bool earlier = first == NULL || rank > lending_rank(first) ||
-                   (rank == lending_rank(first) && block->given_at < first->given_at);
+    int rank = lending_rank(pool, block);
+    bool earlier = first == NULL || rank > lending_rank(pool, first) ||
+                   (rank == lending_rank(pool, first) && block->given_at < first->given_at);
     found->first = earlier ? block : found->first;
 }
 
@@ -79,7 +79,7 @@ uintptr_t sk__lend_anew(sk_pool *pool, const sk__request *request) {
         status = sk__records_reserve(pool, SK_RECORDS_PER_TAKE);
         if (status == SK_OK) {
             vacant = sk__block_covering(segment, start + done);
-            status = sk__span_map(pool, &lent, vacant, request->lane);
+            status = sk__span_map(pool, &lent, vacant, start + done, request->lane);
             if (status != SK_OK) {
                 sk__aliases_failed(pool, status);
             }

@@ -100,6 +100,11 @@ static inline bool sk__is_planned(const sk_pool *pool, const sk__request *reques
     SK_REQUIRES(pool->lock) {
     return request->life != NULL && pool->lives.stats.height_bytes > 0;
 }
+/* Return the range of the present layout, whose memory is needed soon at its own addresses; NULL:
+ * there is no layout. Ranges of former layouts are as other segments. */
+static inline const sk__segment *sk__layout_range(const sk_pool *pool) SK_REQUIRES(pool->lock) {
+    return pool->lives.stats.height_bytes > 0 ? pool->lives.range : NULL;
+}
 /* For such a request: take its place, or a hole; the block is in no list. NULL: none is free. */
 sk__block *sk__planned_take(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock);
 /* For such a request: whether a place for it is free and has memory; and whether it is free. */

@@ -62,6 +62,32 @@ bool sk__planned_is_ready(const sk_pool *pool, const sk__request *request) {
     return spot.address != 0 && is_ready(&spot, request);
 }
 
+/* Move free memory from outside the layout to addresses in it that have none. So a new layout gets
+ * its memory although the budget is used up, and without a wait: memory of the request's own stream
+ * can be mapped at once, but not given back. */
+static bool span_borrow(sk_pool *pool, const sk__span *wanted, const sk__request *request)
+    SK_REQUIRES(pool->lock) {
+    uintptr_t address = wanted->address;
+    uintptr_t end = address + wanted->nbytes;
+    bool is_possible = sk__aliases_are_on(pool) && sk__aliases_are_few(pool);
+    while (address < end && is_possible) {
+        size_t total = 0;
+        is_possible = sk__records_reserve(pool, SK_RECORDS_PER_TAKE) == SK_OK;
+        sk__span lent = sk__lender(pool, request, NULL, end - address, &total);
+        if (!is_possible || lent.nbytes == 0 || lent.block->segment == pool->lives.range) {
+            return false;
+        }
+        const sk__block *vacant = sk__block_covering(pool->lives.range, address);
+        sk_status status = sk__span_map(pool, &lent, vacant, address, request->lane);
+        if (status != SK_OK) {
+            sk__aliases_failed(pool, status);
+        }
+        is_possible = status == SK_OK;
+        address += lent.nbytes;
+    }
+    return is_possible;
+}
+
 /* Give the addresses memory where they have none. False: there is not enough. */
 static bool gap_fill(sk_pool *pool, const sk__request *request, uintptr_t start)
     SK_REQUIRES(pool->lock) {
@@ -78,7 +104,8 @@ static bool gap_fill(sk_pool *pool, const sk__request *request, uintptr_t start)
             uintptr_t from = sk__round_down(address, pool->granule_bytes);
             end = sk__min(end, sk__round_up(last, pool->granule_bytes));
             sk__span part = {block, from, end - from};
-            if (sk__range_fill(pool, &part, request->lane) != SK_OK) {
+            if (sk__range_fill(pool, &part, request->lane) != SK_OK &&
+                !span_borrow(pool, &part, request)) {
                 return false;
             }
         }

@@ -8,6 +8,7 @@
 
 #include "pool/alias.h"
 #include "pool/freelist.h"
+#include "pool/lives.h"
 #include "pool/stats.h"
 
 /* Bytes that may still be reserved. */
@@ -163,11 +164,13 @@ sk_status sk__range_add(sk_pool *pool, size_t nbytes, sk__arena arena) {
 }
 
 /* Small requests come in numbers: commit for several at once if the budget has room. Those that a
- * layout leaves are few. */
+ * layout leaves are few, and the rest would stay unused. */
 static size_t commit_generous(const sk_pool *pool, const sk__block *vacant, size_t needed)
     SK_REQUIRES(pool->lock) {
-    bool many = vacant->segment->arena == SK_SMALL && pool->lives.stats.height_bytes == 0;
-    size_t wanted = many ? SK_SMALL_BYTES : SK_START_BYTES;
+    if (pool->lives.stats.height_bytes > 0) {
+        return needed;
+    }
+    size_t wanted = vacant->segment->arena == SK_SMALL ? SK_SMALL_BYTES : SK_START_BYTES;
     wanted = sk__min(sk__round_up(wanted, pool->granule_bytes), vacant->nbytes);
     sk_assert(needed <= vacant->nbytes && needed % pool->granule_bytes == 0);
     bool room = wanted <= budget_room(pool) / 2;
@@ -244,9 +247,10 @@ void sk__span_leave(sk_pool *pool, const sk__span *gone, sk__state state) {
     (state == SK_VACANT ? sk__block_vacate : sk__block_lend)(pool, leaving);
 }
 
-/* Blocks that a search skips; NULL: none. */
+/* What a search skips: two blocks, and all of a segment; NULL: none. */
 typedef struct spared {
     const sk__block *left, *right;
+    const sk__segment *segment;
 } spared;
 
 /* Return a list's largest free block without outstanding device work that holds a granule. */
@@ -256,7 +260,7 @@ static sk__block *list_candidate(const sk_pool *pool, const sk__lane *lane, int 
     while (block != NULL) {
         uintptr_t from = sk__round_up(block->address, pool->granule_bytes);
         bool holds = from + pool->granule_bytes <= block->address + block->nbytes;
-        bool is_spared = block == not.left || block == not.right;
+        bool is_spared = block == not.left || block == not.right || block->segment == not.segment;
         if (holds && !is_spared && block->given_at <= lane->synced) {
             break;
         }
@@ -268,20 +272,20 @@ static sk__block *list_candidate(const sk_pool *pool, const sk__lane *lane, int 
 /* Whether memory is better taken from `block`: its addresses are not of the layout, or it is
  * larger.
  */
-static bool is_better(const sk__block *block, const sk__block *best) {
-    bool is_planned = block->segment->arena == SK_PLANNED;
-    bool was_planned = best->segment->arena == SK_PLANNED;
+static bool is_better(const sk_pool *pool, const sk__block *block, const sk__block *best)
+    SK_REQUIRES(pool->lock) {
+    const sk__segment *layout = sk__layout_range(pool);
+    bool is_planned = block->segment == layout;
+    bool was_planned = best->segment == layout;
     return is_planned != was_planned ? was_planned : block->nbytes > best->nbytes;
 }
 
-/* Of the arenas below `arenas`. */
-static sk__block *largest_candidate(const sk_pool *pool, spared not, int arenas)
-    SK_REQUIRES(pool->lock) {
+static sk__block *largest_candidate(const sk_pool *pool, spared not) SK_REQUIRES(pool->lock) {
     sk__block *best = NULL;
     for (const sk__lane *lane = pool->lanes; lane != NULL; lane = lane->next) {
-        for (int arena = 0; arena < arenas; arena++) {
+        for (int arena = 0; arena < SK_ARENAS; arena++) {
             sk__block *block = list_candidate(pool, lane, arena, not);
-            if (block != NULL && (best == NULL || is_better(block, best))) {
+            if (block != NULL && (best == NULL || is_better(pool, block, best))) {
                 best = block;
             }
         }
@@ -289,11 +293,13 @@ static sk__block *largest_candidate(const sk_pool *pool, spared not, int arenas)
     return best;
 }
 
-static size_t range_shrink(sk_pool *pool, size_t nbytes, int arenas) SK_REQUIRES(pool->lock) {
+/* Give free memory back, of any segment but `kept`. */
+static size_t range_shrink(sk_pool *pool, size_t nbytes, const sk__segment *kept)
+    SK_REQUIRES(pool->lock) {
     sk_backend *backend = pool->backend;
     size_t freed = 0;
     while (freed < nbytes) {
-        sk__block *block = largest_candidate(pool, (spared){0}, arenas);
+        sk__block *block = largest_candidate(pool, (spared){.segment = kept});
         if (block == NULL || sk__records_reserve(pool, SK_RECORDS_PER_TAKE) != SK_OK) {
             break;
         }
@@ -321,7 +327,7 @@ sk_status sk__range_fill(sk_pool *pool, const sk__span *wanted, sk__lane *lane) 
     size_t room = budget_room(pool);
     /* Memory goes back only after a settle, and a tentative thread did none. */
     if (wanted->nbytes > room && !(pool->settle != NULL && sk__is_tentative())) {
-        (void)range_shrink(pool, wanted->nbytes - room, SK_ARENAS);
+        (void)range_shrink(pool, wanted->nbytes - room, NULL);
     }
     sk_status status = sk__records_reserve(pool, SK_RECORDS_PER_TAKE);
     if (status != SK_OK) {
@@ -348,7 +354,7 @@ static gathering range_move(sk_pool *pool, sk__block *vacant, const sk__request 
     sk_backend *backend = pool->backend;
     size_t left = cached_bytes(vacant->left, request->lane);
     bool needs_right = left + vacant->nbytes < request->nbytes;
-    spared neighbours = {left > 0 ? vacant->left : NULL, needs_right ? vacant->right : NULL};
+    spared neighbours = {left > 0 ? vacant->left : NULL, needs_right ? vacant->right : NULL, NULL};
     if (sk__records_reserve(pool, SK_RECORDS_PER_TAKE) != SK_OK) {
         return REFUSED;
     }
@@ -358,13 +364,13 @@ static gathering range_move(sk_pool *pool, sk__block *vacant, const sk__request 
         if (total < nbytes) {
             return TOO_LITTLE;
         }
-        sk_status status = sk__span_map(pool, &lent, vacant, request->lane);
+        sk_status status = sk__span_map(pool, &lent, vacant, vacant->address, request->lane);
         if (status != SK_OK) {
             sk__aliases_failed(pool, status);
         }
         return status == SK_OK ? GATHERED : REFUSED;
     }
-    sk__block *block = largest_candidate(pool, neighbours, SK_ARENAS);
+    sk__block *block = largest_candidate(pool, neighbours);
     if (block == NULL) {
         return TOO_LITTLE;
     }
@@ -532,13 +538,12 @@ sk_status sk__segment_grow(sk_pool *pool, const sk__request *request) {
 }
 
 size_t sk__segment_shrink(sk_pool *pool, size_t nbytes) {
-    return pool->granule_bytes != 0 ? range_shrink(pool, nbytes, SK_ARENAS)
-                                    : whole_shrink(pool, nbytes);
+    return pool->granule_bytes != 0 ? range_shrink(pool, nbytes, NULL) : whole_shrink(pool, nbytes);
 }
 
 void sk__segment_shrink_unplanned(sk_pool *pool) {
     if (pool->granule_bytes != 0) {
-        (void)range_shrink(pool, SIZE_MAX, SK_PLANNED);
+        (void)range_shrink(pool, SIZE_MAX, sk__layout_range(pool));
     }
 }
 

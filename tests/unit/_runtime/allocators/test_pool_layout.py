@@ -15,7 +15,12 @@ from swapkit._native.backend import Backend
 from swapkit._native.lives import TAG_BACKWARD, Lives, LivesMode
 from swapkit._native.pool import Pool, RingKind, set_tag
 from swapkit._runtime.allocators import pool_layout
-from swapkit._runtime.allocators.pool_layout import MOST_DRIFT, QUIET_STEPS, PoolLayout
+from swapkit._runtime.allocators.pool_layout import (
+    MOST_DRIFT,
+    MOVING_STEPS,
+    QUIET_STEPS,
+    PoolLayout,
+)
 from swapkit.planning.beside import at_once
 from tests.support import MIB
 from tests.support.threads import on_thread
@@ -175,6 +180,16 @@ def test_layout_when_steps_change_for_good_then_it_goes_and_a_new_one_comes(
             steps.run(other)
     assert steps.layout.stats().hit_share == 1.0
     assert steps.layout.stats().height_bytes > 0
+
+
+def test_layout_when_it_comes_or_goes_then_the_next_steps_move_memory(steps: Steps) -> None:
+    run(steps, QUIET_STEPS - 1)
+    moving = [steps.layout.is_moving]
+    for is_settled in [*[True] * (MOVING_STEPS + 2), *[False] * (MOVING_STEPS + 1)]:
+        steps.run(is_settled=is_settled)
+        moving.append(steps.layout.is_moving)
+    after = [*[True] * MOVING_STEPS, False]
+    assert moving == [False, *after, False, *after]
 
 
 def test_layout_when_one_step_differs_then_it_stays(steps: Steps) -> None:
