@@ -194,9 +194,15 @@ class Course:
         stats = self.swapper.scheduler.stats()
         return stats.copied_out_bytes, stats.copied_in_bytes
 
-    def parameters(self) -> list[torch.Tensor]:
-        """Return copies of the parameters and buffers."""
-        return [each.detach().clone() for each in self.model.state_dict().values()]
+    def outcome(self) -> list[Any]:
+        """Return losses, and copies of parameters, buffers, optimizer states, random state."""
+        states = [list(each.values()) for each in self.optimizer.state_dict()["state"].values()]
+        tensors = [*self.model.state_dict().values(), *(each for state in states for each in state)]
+        return [
+            *self.losses,
+            *(each.detach().clone() for each in tensors),
+            torch.get_rng_state(),
+        ]
 
 
 def items(trace: Trace) -> list[int]:
@@ -277,7 +283,7 @@ def forward_end(trace: Trace) -> int:
 
 
 def plain(course: Course, *steps: Callable[[Course], object]) -> list[Any]:
-    """Return losses, and then parameters, of a copy of a course that runs without any of this."""
+    """Return the outcome of a copy of a course that runs without any of this."""
     other = copy.copy(course)
     other.model, other.losses = copy.deepcopy(course.model), []
     other.optimizer = torch.optim.AdamW(other.model.parameters())
@@ -285,12 +291,12 @@ def plain(course: Course, *steps: Callable[[Course], object]) -> list[Any]:
     for step in steps:
         step(other)
     gc.collect()
-    return [*other.losses, *other.parameters()]
+    return other.outcome()
 
 
 def assert_same(course: Course, expected: list[Any]) -> None:
     """Compare what a course has come to bit for bit."""
-    found = [*course.losses, *course.parameters()]
+    found = course.outcome()
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
         assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
