@@ -140,6 +140,25 @@ SK_TEST(planned,
     fixture_close(&f);
 }
 
+SK_TEST(planned, test_layout_when_memory_of_the_one_before_is_in_use_elsewhere_then_all_is_served) {
+    device_wipe_not();
+    fixture f = fixture_open_aliasing(2 * HEIGHT);
+    sk_stream *stream = make_stream(f.backend);
+    sk_pool_set_lives(f.pool, SK_LIVES_NOTED);
+    (void)step_run(&f, stream);
+    CHECK_OK(sk_pool_set_layout(f.pool, places, NBLOCKS, HEIGHT));
+    (void)step_run(&f, stream);
+    void *free_soon = take_at(&f, 0, HEIGHT, stream);
+    void *kept = take_at(&f, 0, HEIGHT, stream); /* in memory of the layout, at other addresses */
+    CHECK_OK(sk_pool_set_layout(f.pool, places, NBLOCKS, HEIGHT));
+    give(&f, free_soon);
+    (void)step_run(&f, stream);
+    CHECK_EQUAL(NBLOCKS, layout_of(&f).hits);
+    give(&f, kept);
+    drop_used_stream(&f, stream);
+    fixture_close(&f);
+}
+
 /* Such as an update without accumulation, or a step of one of two models. */
 SK_TEST(planned, test_step_when_shorter_ones_come_between_then_it_keeps_its_places) {
     enum { NREQUESTS = 3000, SHORT_REQUESTS = 100, SHORT_STEPS = 12, NBYTES = 4 * KIB };

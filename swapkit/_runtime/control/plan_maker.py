@@ -36,10 +36,11 @@ if TYPE_CHECKING:
     from swapkit.planning.selection.asking import MakePlans
 
 _log = logging.getLogger(__name__)
-# Plans leave this many pieces free, if possible. A plan's layout and the memory beside it are known
-# to the byte, but each of their ends may lie inside a granule.
-SPARE_PIECES = 2
-LEAST_PIECE_BYTES = 64 * 1024  # where granules are small, there are more ends
+# Plans leave this many granules free, if possible. A plan's layout and the memory beside it are known
+# to the byte, but each of their ends may lie inside a granule: of weights, states, small blocks, and
+# what is requested outside of the layout.
+SPARE_GRANULES = 4
+LEAST_SPARE_BYTES = 128 * 1024  # where granules are small, there are more ends
 
 
 @runtime_checkable
@@ -86,7 +87,7 @@ class PlanMaker:
         return learner
 
     def _spare_bytes(self) -> int:
-        return SPARE_PIECES * max(LEAST_PIECE_BYTES, self._device.backend.granule_bytes)
+        return max(LEAST_SPARE_BYTES, SPARE_GRANULES * self._device.backend.granule_bytes)
 
     def find_given(self, model: torch.nn.Module | None) -> tuple[Trace, Plan] | None:
         """Return the plan that the user gave; None: there is none, or it is for other steps.

@@ -247,13 +247,14 @@ static sk_status range_open(sk_pool *pool, size_t height_bytes) SK_REQUIRES(pool
     return status == SK_OK ? sk__range_add(pool, height_bytes, SK_PLANNED) : status;
 }
 
-/* Return the bytes that are not free in a segment. */
+/* Return the bytes of a segment that a layout cannot have: in use, or dormant, since what is mapped
+ * there may be in use elsewhere. */
 static size_t bytes_used(const sk__segment *segment) {
     const sk__block *block = segment->first;
     size_t used = 0;
     sk_assert(block != NULL && block->address == segment->address && block->left == NULL);
     for (; block != NULL; block = block->right) {
-        bool is_free = sk__is_idle(block) || block->state == SK_CACHED;
+        bool is_free = block->state == SK_VACANT || block->state == SK_CACHED;
         used += is_free ? 0 : block->nbytes;
     }
     return used;
