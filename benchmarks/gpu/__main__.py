@@ -47,7 +47,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--first",
         action="store_true",
-        help="the most important parts, for the first six minutes on a GPU",
+        help="the most important parts, for the first five minutes on a GPU",
     )
     parser.add_argument("--seconds", type=float, help="time limit of each part")
     parser.add_argument("--output", type=Path, default=default_output(), metavar="FOLDER")

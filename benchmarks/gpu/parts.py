@@ -42,7 +42,7 @@ PARTS = (
         what="contract, conformance and fault suites, delayed kernels, C tests, memory checker",
         seconds=420,
         quick_seconds=60,
-        first_seconds=80,
+        first_seconds=65,
     ),
     Part(
         name="link",
@@ -71,7 +71,7 @@ PARTS = (
         what="about 1B parameters, 4k tokens, every way to train",
         seconds=150,
         quick_seconds=75,
-        first_seconds=165,
+        first_seconds=150,
         shape="1b_4k",
     ),
     Part(

@@ -36,7 +36,7 @@ static const rate_row rows[SIM_RATES] = {
     /* Pinned copies, GB/s. R: link_back, link_out, link_both of 64 and 256 MiB */
     [SIM_RATE_LINK_IN] = {"LINK_IN", {54, 54}},
     [SIM_RATE_LINK_OUT] = {"LINK_OUT", {54.5, 54.5}},
-    [SIM_RATE_LINK_SECOND] = {"LINK_SECOND", {36.6, 36.6}}, /* while the other direction is busy */
+    [SIM_RATE_LINK_SECOND] = {"LINK_SECOND", {32.5, 32.5}}, /* while the other direction is busy */
     [SIM_RATE_LINK_PAGEABLE] = {"LINK_PAGEABLE", {9, 9}},   /* A */
     [SIM_RATE_LINK_LATENCY] = {"LINK_LATENCY_NS",
                                {2460, 2460}},        /* R: link_out_1MiB, link_back_1MiB */
