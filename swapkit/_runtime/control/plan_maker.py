@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from swapkit.planning.selection.asking import MakePlans
 
 _log = logging.getLogger(__name__)
-# Plans leave this many granules free, if possible. A plan's layout and the memory beside it are known
-# to the byte, but each of their ends may lie inside a granule: of weights, states, small blocks, and
-# what is requested outside of the layout.
+# Plans leave this many granules free, if possible. A plan's layout and the memory beside it are
+# known to the byte, but each of their ends may lie inside a granule: of weights, states, small
+# blocks, and what is requested outside of the layout.
 SPARE_GRANULES = 4
 LEAST_SPARE_BYTES = 128 * 1024  # where granules are small, there are more ends
 
