@@ -185,7 +185,6 @@ class PoolLayout:
             self._ending.release()
 
     def _learn(self, *, is_settled: bool) -> None:
-        was_new = self._moving == MOVING_STEPS
         self._moving = max(0, self._moving - 1)
         if not is_settled:
             had_layout = self._is_planned
@@ -199,7 +198,7 @@ class PoolLayout:
         self._quiet += 1
         before, self._counts = self._counts, self._count()
         if self._is_planned:
-            self._watch(before, is_new=was_new)
+            self._watch(before)
             return
         self._maps = self._counts.maps - before.maps
         job = self._job  # another thread's `stop` may remove it at any time
@@ -255,7 +254,7 @@ class PoolLayout:
             format_bytes(planned.layout.lower_bound),
         )
 
-    def _watch(self, before: _Counts, *, is_new: bool) -> None:
+    def _watch(self, before: _Counts) -> None:
         """Drop the layout after several steps that missed it, or mapped more than without it."""
         now = self._counts
         if now.height_bytes == 0:  # its last user stopped on another thread
@@ -264,7 +263,7 @@ class PoolLayout:
         served = now.served_bytes - before.served_bytes
         hit = now.planned_bytes - before.planned_bytes
         maps = now.maps - before.maps
-        self._give_back(is_new=is_new, is_idle=hit == served and maps == 0)
+        self._give_back(is_idle=hit == served and maps == 0)
         few_mapped = int(FEW_MAPPED * now.height_bytes) // self._pool.backend.granule_bytes
         most_maps = max(self._maps, FEW_MAPS, few_mapped)
         misses = hit < LEAST_HITS * served or maps > most_maps
@@ -277,14 +276,15 @@ class PoolLayout:
             self._drop()
             self._put_off()
 
-    def _give_back(self, *, is_new: bool, is_idle: bool) -> None:
+    def _give_back(self, *, is_idle: bool) -> None:
         """Give memory back that was in use when the layout was made, such as that of gradients.
 
         Or that a step which differed needed in addition, some steps ago.
         """
+        is_first = self._moving == MOVING_STEPS - 1  # of the layout's steps
         was_idle = self._idle == 1
         self._idle = max(0, self._idle - 1) if is_idle else IDLE_STEPS
-        if is_new or (is_idle and was_idle):
+        if is_first or (is_idle and was_idle):
             with contextlib.suppress(SwapkitError):  # of the device: its next call meets it
                 self._lives.trim_unplanned()
 

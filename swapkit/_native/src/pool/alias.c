@@ -267,6 +267,7 @@ sk_status sk__span_map(sk_pool *pool, const sk__span *gone, const sk__block *vac
     sk_status status =
         backend->ops.range_alias(backend->self, (void *)gone->address, (void *)to, gone->nbytes);
     if (status != SK_OK) {
+        sk__aliases_failed(pool, status);
         return status;
     }
     size_t count = gone->nbytes / pool->granule_bytes;

@@ -67,7 +67,8 @@ void sk__slots_empty(sk_pool *pool, sk__segment *segment, uintptr_t address, siz
 /* Unmap every alias of free granules without outstanding work. */
 sk_status sk__aliases_drop(sk_pool *pool, const sk__span *granules) SK_REQUIRES(pool->lock);
 /* Move free granules to an address of an idle block, in `lane`: sk__span_map maps them there first,
- * and may then drop the oldest aliases. Needs SK_RECORDS_PER_TAKE. */
+ * and may then drop the oldest aliases, or notes that the backend failed. Needs
+ * SK_RECORDS_PER_TAKE. */
 sk_status sk__span_map(sk_pool *pool, const sk__span *gone, const sk__block *vacant, uintptr_t to,
                        sk__lane *lane) SK_REQUIRES(pool->lock);
 void sk__span_settle(sk_pool *pool, const sk__span *gone, uintptr_t to, sk__lane *lane)
@@ -97,6 +98,11 @@ bool sk__aliases_are_few(const sk_pool *pool) SK_REQUIRES(pool->lock);
  * `*total`: from blocks whose memory its stream may use, except `spared`. */
 sk__span sk__lender(const sk_pool *pool, const sk__request *request, const sk__block *spared,
                     size_t nbytes, size_t *total) SK_REQUIRES(pool->lock);
+/* Map free memory for `request` at vacant addresses, from any segment but `kept`; NULL: from all.
+ * SK_NOT_READY: there is too little, and a part may have moved. */
+sk_status sk__lend_at(sk_pool *pool, const sk__request *request, sk__segment *segment,
+                      uintptr_t start, size_t nbytes, const sk__segment *kept)
+    SK_REQUIRES(pool->lock);
 /* Map free memory for `request` at new addresses, even if some of it fits already; return the
  * place's address. 0: there is not enough, or the pool may still grow. */
 uintptr_t sk__lend_anew(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock);

@@ -60,6 +60,29 @@ static sk__block *vacant_fitting(const sk_pool *pool, sk__arena arena, size_t nb
     return best;
 }
 
+sk_status sk__lend_at(sk_pool *pool, const sk__request *request, sk__segment *segment,
+                      uintptr_t start, size_t nbytes, const sk__segment *kept) {
+    /* It may merge with the new memory, which is not lent again. */
+    const sk__block *made = sk__block_covering(segment, start)->left;
+    sk_status status = SK_OK;
+    for (size_t done = 0; done < nbytes && status == SK_OK;) {
+        size_t total = 0;
+        sk__span lent = sk__lender(pool, request, made, nbytes - done, &total);
+        sk_assert(lent.nbytes <= nbytes - done);
+        if (lent.nbytes == 0 || lent.block->segment == kept) {
+            return SK_NOT_READY;
+        }
+        status = sk__records_reserve(pool, SK_RECORDS_PER_TAKE);
+        if (status == SK_OK) {
+            const sk__block *vacant = sk__block_covering(segment, start + done);
+            status = sk__span_map(pool, &lent, vacant, start + done, request->lane);
+        }
+        done += lent.nbytes;
+        made = sk__block_covering(segment, start);
+    }
+    return status;
+}
+
 uintptr_t sk__lend_anew(sk_pool *pool, const sk__request *request) {
     size_t nbytes = sk__segment_bytes(pool, request);
     const sk__block *vacant = vacant_fitting(pool, request->arena, nbytes);
@@ -68,24 +91,9 @@ uintptr_t sk__lend_anew(sk_pool *pool, const sk__request *request) {
         return 0;
     }
     size_t total = 0;
-    const sk__block *made = vacant->left; /* may merge with the new memory: not lent again */
-    (void)sk__lender(pool, request, made, nbytes, &total);
-    sk__segment *segment = vacant->segment;
+    (void)sk__lender(pool, request, vacant->left, nbytes, &total);
     uintptr_t start = vacant->address;
-    sk_status status = total >= nbytes ? SK_OK : SK_NOT_READY;
-    for (size_t done = 0; done < nbytes && status == SK_OK;) {
-        sk__span lent = sk__lender(pool, request, made, nbytes - done, &total);
-        sk_assert(lent.nbytes > 0 && lent.nbytes <= nbytes - done);
-        status = sk__records_reserve(pool, SK_RECORDS_PER_TAKE);
-        if (status == SK_OK) {
-            vacant = sk__block_covering(segment, start + done);
-            status = sk__span_map(pool, &lent, vacant, start + done, request->lane);
-            if (status != SK_OK) {
-                sk__aliases_failed(pool, status);
-            }
-        }
-        done += lent.nbytes;
-        made = sk__block_covering(segment, start);
-    }
-    return status == SK_OK ? start : 0;
+    bool is_lent = total >= nbytes &&
+                   sk__lend_at(pool, request, vacant->segment, start, nbytes, NULL) == SK_OK;
+    return is_lent ? start : 0;
 }

@@ -67,25 +67,9 @@ bool sk__planned_is_ready(const sk_pool *pool, const sk__request *request) {
  * can be mapped at once, but not given back. */
 static bool span_borrow(sk_pool *pool, const sk__span *wanted, const sk__request *request)
     SK_REQUIRES(pool->lock) {
-    uintptr_t address = wanted->address;
-    uintptr_t end = address + wanted->nbytes;
-    bool is_possible = sk__aliases_are_on(pool) && sk__aliases_are_few(pool);
-    while (address < end && is_possible) {
-        size_t total = 0;
-        is_possible = sk__records_reserve(pool, SK_RECORDS_PER_TAKE) == SK_OK;
-        sk__span lent = sk__lender(pool, request, NULL, end - address, &total);
-        if (!is_possible || lent.nbytes == 0 || lent.block->segment == pool->lives.range) {
-            return false;
-        }
-        const sk__block *vacant = sk__block_covering(pool->lives.range, address);
-        sk_status status = sk__span_map(pool, &lent, vacant, address, request->lane);
-        if (status != SK_OK) {
-            sk__aliases_failed(pool, status);
-        }
-        is_possible = status == SK_OK;
-        address += lent.nbytes;
-    }
-    return is_possible;
+    sk__segment *range = pool->lives.range;
+    return sk__aliases_are_on(pool) && sk__aliases_are_few(pool) &&
+           sk__lend_at(pool, request, range, wanted->address, wanted->nbytes, range) == SK_OK;
 }
 
 /* Give the addresses memory where they have none. False: there is not enough. */

@@ -365,9 +365,6 @@ static gathering range_move(sk_pool *pool, sk__block *vacant, const sk__request 
             return TOO_LITTLE;
         }
         sk_status status = sk__span_map(pool, &lent, vacant, vacant->address, request->lane);
-        if (status != SK_OK) {
-            sk__aliases_failed(pool, status);
-        }
         return status == SK_OK ? GATHERED : REFUSED;
     }
     sk__block *block = largest_candidate(pool, neighbours);
