@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from swapkit._runtime.torch_compat.internals import Store
 
 _T = TypeVar("_T")
+# In each of which the request's thread can run: a process that is suspended for longer than a store
+# may take to answer still waits for most of that time afterwards.
+LOOKS = 10
 
 
 class Answer(Generic[_T]):
@@ -32,7 +35,9 @@ class Answer(Generic[_T]):
 
     def take(self) -> _T:
         """Wait for the answer and return it, or raise the request's error."""
-        self._thread.join(store_threads.ANSWER_SECONDS)
+        for _ in range(LOOKS):
+            if self._thread.is_alive():
+                self._thread.join(store_threads.ANSWER_SECONDS / LOOKS)
         if self._error is not None:
             raise self._error
         if not self._answers:

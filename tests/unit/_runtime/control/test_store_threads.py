@@ -52,3 +52,29 @@ def test_thread_when_a_store_answers_while_the_program_ends_then_it_ends_in_peac
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+# The store needs half a second of a process that is suspended for longer than it may take.
+SUSPENDED = """
+import os, signal, subprocess, time
+from swapkit._runtime.control import store_threads
+from swapkit._runtime.control.shared_store import SharedStore
+
+store_threads.ANSWER_SECONDS = 2.0
+
+def ask(store):
+    subprocess.Popen(["sh", "-c", f"sleep 2.5; kill -CONT {os.getpid()}"])
+    os.kill(os.getpid(), signal.SIGSTOP)
+    for _ in range(10):
+        time.sleep(0.05)
+    return store
+
+print(SharedStore(lambda: "answer").ask(ask))
+"""
+
+
+def test_store_when_the_process_is_suspended_for_long_then_it_is_not_mute() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SUSPENDED], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.stdout, done.stderr) == ("answer\n", "")
