@@ -188,6 +188,36 @@ SK_TEST(planned, test_step_when_shorter_ones_come_between_then_it_keeps_its_plac
     fixture_close(&f);
 }
 
+/* Of each granule of the layout the halves are planned for two streams: none is free for one. */
+SK_TEST(planned, test_take_when_streams_share_granules_of_the_layout_then_both_are_served) {
+    enum { NHALVES = 4 };
+    size_t half = granule_of() / 2;
+    fixture f = fixture_open(NHALVES * half, false);
+    sk_stream *streams[2] = {make_stream(f.backend), make_stream(f.backend)};
+    sk_pool_set_lives(f.pool, SK_LIVES_NOTED);
+    sk_place halves[NHALVES];
+    for (uint32_t i = 0; i < NHALVES; i++) {
+        give(&f, take_at(&f, TAG, half, streams[0]));
+        halves[i] = (sk_place){.nbytes = half, .room_bytes = half, .tag = TAG};
+        halves[i].turn = i;
+        halves[i].offset = i * half;
+    }
+    step_end(&f);
+    CHECK_OK(sk_pool_trim(f.pool));
+    CHECK_OK(sk_pool_set_layout(f.pool, halves, NHALVES, NHALVES * half));
+    void *blocks[NHALVES];
+    for (int i = 0; i < NHALVES; i++) {
+        blocks[i] = take_at(&f, TAG, half, streams[i % 2]);
+    }
+    for (int i = 0; i < NHALVES; i++) {
+        give(&f, blocks[i]);
+    }
+    give(&f, take_at(&f, 0, NHALVES * half, streams[1]));
+    drop_used_stream(&f, streams[0]);
+    drop_used_stream(&f, streams[1]);
+    fixture_close(&f);
+}
+
 /* Between steps, other work has the layout's memory; it comes back for the next step. */
 SK_TEST(planned, test_step_when_other_work_had_the_memory_then_it_comes_back) {
     fixture f = planned_open(HEIGHT);

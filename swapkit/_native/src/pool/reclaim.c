@@ -65,6 +65,21 @@ static sk_status acquire_now(sk_pool *pool, const sk__request *request, sk__bloc
     return sk__acquire(pool, &squatter, out);
 }
 
+/* When there is nothing left to wait for: free memory of the layout serves any stream. Its streams
+ * keep it until then, since each needs its own places again. `status`: if that is not enough. */
+static sk_status acquire_last(sk_pool *pool, const sk__request *request, sk_status status,
+                              sk__block **out) SK_REQUIRES(pool->lock) {
+    if (pool->lives.stats.height_bytes == 0) {
+        return status;
+    }
+    bool looked = false;
+    sk__lanes_join(pool, request->lane, SK_ARENAS);
+    (void)sk__segment_make_room(pool, request, &looked);
+    sk__request squatter = *request;
+    squatter.may_squat = true;
+    return sk__acquire(pool, &squatter, out);
+}
+
 /* Wait once for work that may free memory; skip the request's own lane if it was `looked` at.
  * SK_NOT_READY: there is nothing to wait for. */
 static sk_status wait_once(sk_pool *pool, const sk__request *request, bool looked)
@@ -88,7 +103,7 @@ static sk_status reclaim_own(sk_pool *pool, const sk__request *request, sk__bloc
     while (sk__is_memory_failure(status)) {
         sk_status waited = wait_once(pool, request, looked);
         if (waited != SK_OK) {
-            return waited == SK_NOT_READY ? status : waited;
+            return waited == SK_NOT_READY ? acquire_last(pool, request, status, out) : waited;
         }
         status = acquire_now(pool, request, out, &looked);
     }
