@@ -328,6 +328,10 @@ SK_TEST(planned, test_layout_when_wrong_then_refused_and_the_old_one_holds) {
     wrong.room_bytes = FIRST - ROUNDING;
     CHECK_STATUS(SK_INVALID, sk_pool_set_layout(f.pool, &wrong, 1, HEIGHT));
     CHECK_CONTAINS(sk_error_text(), "expected all of them");
+    wrong = places[1];
+    wrong.room_bytes++; /* a hole behind it would be at an odd address */
+    CHECK_STATUS(SK_INVALID, sk_pool_set_layout(f.pool, &wrong, 1, HEIGHT));
+    CHECK_CONTAINS(sk_error_text(), "in multiples of 512");
     CHECK_EQUAL(NBLOCKS, layout_of(&f).places);
     (void)step_run(&f, NULL);
     CHECK_EQUAL(NBLOCKS, layout_of(&f).hits);

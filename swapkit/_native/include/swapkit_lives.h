@@ -71,7 +71,7 @@ typedef struct sk_step_times {
  * is served in the first gap. */
 typedef struct sk_place {
     size_t nbytes;     /* of the request; 0: it varies */
-    size_t room_bytes; /* at least nbytes */
+    size_t room_bytes; /* at least nbytes; a multiple of 512 */
     size_t offset;     /* a multiple of 512 */
     uint64_t begin;    /* of the time when they are needed, in takes and frees of the step, */
     uint64_t end;      /* and its end; 0: any time */

@@ -178,10 +178,11 @@ static sk_status places_check(const sk_place *places, size_t count, size_t heigh
             return sk__fail(SK_INVALID, "pool: place %zu: needed from %llu to %llu", i,
                             (unsigned long long)each->begin, (unsigned long long)each->end);
         }
-        if (room == 0 || room < each->nbytes || each->offset % SK_ROUND_BYTES != 0 || !inside) {
+        bool aligned = each->offset % SK_ROUND_BYTES == 0 && room % SK_ROUND_BYTES == 0;
+        if (room == 0 || room < each->nbytes || !aligned || !inside) {
             return sk__fail(SK_INVALID,
                             "pool: place %zu: room for %zu of %zu bytes at %zu: expected all of "
-                            "them, at a multiple of %d inside the height of %zu",
+                            "them, in multiples of %d inside the height of %zu",
                             i, room, each->nbytes, each->offset, SK_ROUND_BYTES, height_bytes);
         }
     }
