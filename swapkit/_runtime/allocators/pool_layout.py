@@ -106,7 +106,8 @@ class PoolLayout:
         self._lives = Lives(pool)
         self._lives.set_backward(backward)
         self._users: dict[object, LivesMode] = {}
-        self._lock = make_fork_lock()  # guards the users
+        self._lock = make_fork_lock()  # guards the users and their era
+        self._era = 0  # how often the last user has stopped
         self._ending = threading.Lock()  # guards all below
         self._job: ThreadJob[_Planned | None] | None = None
         self._is_planned = False
@@ -145,6 +146,7 @@ class PoolLayout:
             self._reset()
 
     def _reset(self) -> None:
+        self._era += 1
         self._is_planned, self._moving = False, 0
         self._job = None
         self._quiet, self._wait = 0, QUIET_STEPS
@@ -215,19 +217,29 @@ class PoolLayout:
 
     def _begin(self) -> None:
         """Plan the addresses of the last steps, if they were alike."""
+        era = self._era
         buffer, times = self._lives.read()
         if repeated_share(buffer, times) < LEAST_REPEATED:
             self._put_off()
             return
-        self._job = job = ThreadJob(partial(_plan, buffer, times, longest=self._has_drifted))
-        if is_at_once():
+        job = ThreadJob(partial(_plan, buffer, times, longest=self._has_drifted))
+        with self._lock:
+            is_wanted = era == self._era
+            self._job = job if is_wanted else self._job
+        if not is_wanted:  # the last user has stopped meanwhile
+            job.give_up()
+            job.wait()
+        elif is_at_once():
             job.wait()
             self._adopt(job)
 
     def _adopt(self, job: ThreadJob[_Planned | None]) -> None:
         if not job.is_done:
             return
-        self._job = None
+        with self._lock:
+            if self._job is not job:
+                return  # the last user has stopped meanwhile
+            self._job, era = None, self._era
         try:
             planned = job.take()
         except Exception:  # noqa: BLE001 - training does not depend on it
@@ -245,7 +257,11 @@ class PoolLayout:
             _log.debug("no layout: %s", error)
             self._put_off()
             return
-        self._is_planned, self._moving = True, MOVING_STEPS
+        with self._lock:
+            if era != self._era:  # the same; perhaps another user has begun
+                self._lives.set_layout(None, 0, 0)
+                return
+            self._is_planned, self._moving = True, MOVING_STEPS
         self._drift, self._counts = 0, self._count()
         _log.info(
             "planned addresses of %d requests: %s, of which %s are in use at the peak",

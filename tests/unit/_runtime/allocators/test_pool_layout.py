@@ -21,7 +21,7 @@ from swapkit._runtime.allocators.pool_layout import (
     QUIET_STEPS,
     PoolLayout,
 )
-from swapkit.planning.beside import at_once
+from swapkit.planning.beside import THREAD_NAME, at_once
 from tests.support import MIB
 from tests.support.threads import on_thread
 
@@ -356,3 +356,47 @@ def test_stop_when_interrupted_then_the_next_call_ends_the_lives(
             steps.layout.stop("test")
     steps.layout.stop("test")
     assert not Lives(steps.pool).read()[0]
+
+
+def stop_meanwhile(
+    layout: PoolLayout, monkeypatch: pytest.MonkeyPatch, owner: object, name: str
+) -> None:
+    """Let the last user stop on another thread, once, right after a call, and another start."""
+    call = getattr(owner, name)
+
+    def change_users() -> None:
+        layout.stop("test")
+        layout.start("next")
+
+    def called(*arguments: object) -> object:
+        result = call(*arguments)
+        monkeypatch.setattr(owner, name, call)
+        on_thread(change_users)
+        return result
+
+    monkeypatch.setattr(owner, name, called)
+
+
+def test_stop_when_a_job_is_about_to_begin_then_the_next_user_does_not_get_its_plan(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop_meanwhile(steps.layout, monkeypatch, pool_layout, "repeated_share")
+    with at_once(value=False):
+        run(steps, QUIET_STEPS)
+        assert all(each.name != THREAD_NAME for each in threading.enumerate())
+        run(steps, QUIET_STEPS - 1)
+    assert steps.layout.stats().height_bytes == 0
+    steps.layout.stop("next")
+
+
+@pytest.mark.parametrize(("owner", "name"), [(Pool, "trim"), (Lives, "set_layout")])
+def test_stop_when_a_layout_is_being_set_then_the_next_user_does_not_get_it(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch, owner: object, name: str
+) -> None:
+    stop_meanwhile(steps.layout, monkeypatch, owner, name)
+    run(steps, QUIET_STEPS)
+    assert not steps.layout.is_moving
+    assert steps.layout.stats().height_bytes == 0
+    run(steps, QUIET_STEPS + 1)
+    assert steps.layout.stats().hit_share == 1.0
+    steps.layout.stop("next")
