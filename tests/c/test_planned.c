@@ -140,6 +140,33 @@ SK_TEST(planned,
     fixture_close(&f);
 }
 
+/* A place that begins inside a granule needs one more than its block does elsewhere. */
+SK_TEST(planned, test_step_when_a_place_needs_more_than_is_free_then_nothing_moves_for_it) {
+    enum { NBYTES = 32 * GRANULE };
+    device_wipe_not();
+    for (int has_stream = 0; has_stream < 2; has_stream++) {
+        fixture f = fixture_open_aliasing((size_t)2 * NBYTES);
+        sk_stream *stream = has_stream ? make_stream(f.backend) : NULL;
+        sk_pool_set_lives(f.pool, SK_LIVES_NOTED);
+        void *kept = take_at(&f, 0, NBYTES, stream);
+        give(&f, take_at(&f, TAG, NBYTES, stream));
+        step_end(&f);
+        const sk_place place = {
+            .nbytes = NBYTES, .room_bytes = NBYTES, .offset = ROUNDING, .tag = TAG};
+        CHECK_OK(sk_pool_set_layout(f.pool, &place, 1, NBYTES + ROUNDING));
+        int64_t maps = stats_of(&f).maps;
+        give(&f, take_at(&f, TAG, NBYTES, stream));
+        CHECK_EQUAL(maps, stats_of(&f).maps);
+        CHECK_EQUAL(0, stats_of(&f).num_sync_all_streams);
+        CHECK_EQUAL(1, layout_of(&f).misses);
+        give(&f, kept);
+        if (has_stream) {
+            drop_used_stream(&f, stream);
+        }
+        fixture_close(&f);
+    }
+}
+
 SK_TEST(planned, test_layout_when_memory_of_the_one_before_is_in_use_elsewhere_then_all_is_served) {
     device_wipe_not();
     fixture f = fixture_open_aliasing(2 * HEIGHT);

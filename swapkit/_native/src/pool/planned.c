@@ -72,6 +72,35 @@ static bool span_borrow(sk_pool *pool, const sk__span *wanted, const sk__request
            sk__lend_at(pool, request, range, wanted->address, wanted->nbytes, range) == SK_OK;
 }
 
+/* Whether there may be enough memory for the addresses. Else filling a part would only take it from
+ * where it serves the request, in each step again. */
+static bool can_fill(const sk_pool *pool, const sk__request *request, uintptr_t start)
+    SK_REQUIRES(pool->lock) {
+    uintptr_t last = start + request->nbytes;
+    size_t lacking = 0;
+    size_t inside = 0; /* free already */
+    const sk__block *block = sk__block_covering(pool->lives.range, start);
+    for (; block != NULL && block->address < last; block = block->right) {
+        uintptr_t from = sk__max(block->address, sk__round_down(start, pool->granule_bytes));
+        uintptr_t to =
+            sk__min(block->address + block->nbytes, sk__round_up(last, pool->granule_bytes));
+        if (block->state == SK_VACANT) {
+            lacking += to - from;
+        } else if (block->state == SK_CACHED) {
+            from = sk__round_up(from, pool->granule_bytes);
+            to = sk__round_down(to, pool->granule_bytes);
+            inside += to > from ? to - from : 0;
+        }
+    }
+    size_t room = pool->budget_bytes - sk__min(pool->reserved_bytes, pool->budget_bytes);
+    if (lacking <= room) {
+        return true;
+    }
+    size_t total = 0;
+    (void)sk__lender(pool, request, NULL, SIZE_MAX, &total);
+    return total >= inside && lacking - room <= total - inside;
+}
+
 /* Give the addresses memory where they have none. False: there is not enough. */
 static bool gap_fill(sk_pool *pool, const sk__request *request, uintptr_t start)
     SK_REQUIRES(pool->lock) {
@@ -120,7 +149,8 @@ sk__block *sk__planned_take(sk_pool *pool, const sk__request *request) {
         return NULL;
     }
     if (!is_ready(&spot, request)) {
-        bool is_filled = gap_fill(pool, request, spot.address);
+        bool is_filled =
+            can_fill(pool, request, spot.address) && gap_fill(pool, request, spot.address);
         spot.block = sk__block_covering(pool->lives.range, spot.address);
         if (!is_filled || !is_ready(&spot, request)) {
             return NULL; /* a part may have been given up for another */
