@@ -88,7 +88,7 @@ def holds_layout(limit_bytes: int, installation: Installation) -> bool:
             assert figures["reserved_bytes.all.peak"] <= 1.05 * figures["allocated_bytes.all.peak"]
             assert "% of the bytes lie there" in session.explain()
     assert layout_of(installation).height_bytes == 0
-    assert training.outcome() == train_plainly(make_training, len(training.results)).outcome
+    assert training.outcome() == train_plainly(make_training, training.steps_done).outcome
     return holds
 
 
@@ -168,7 +168,7 @@ def test_session_when_other_work_runs_between_steps_then_the_layout_holds(
         stats = layout_of(installation)
         assert stats.height_bytes > 0
         assert stats.hit_bytes > 0.6 * (stats.hit_bytes + stats.missed_bytes)
-    assert training.outcome() == train_plainly(make_training, len(training.results)).outcome
+    assert training.outcome() == train_plainly(make_training, training.steps_done).outcome
 
 
 def test_sessions_when_nested_then_the_last_to_close_ends_the_layout(
