@@ -15,7 +15,16 @@ from swapkit.ir.plans import Plan
 from swapkit.ir.traces import WAIT
 from tests.support import MIB
 from tests.support.threads import on_thread
-from tests.unit._runtime.plan_rig import Course, assert_same, made_by, plain, recompute
+from tests.unit._runtime.plan_rig import (
+    Apply,
+    Course,
+    assert_same,
+    items,
+    made_by,
+    maker,
+    plain,
+    recompute,
+)
 from tests.unit._runtime.rig import in_use
 
 if TYPE_CHECKING:
@@ -42,8 +51,8 @@ def wait() -> None:
 class WaitingCourse(Course):
     """Waits twice between forward and backward; notes the recomputations by then."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, model: torch.nn.Module | None = None) -> None:
+        super().__init__(model)
         self.counts: list[int] = []
         self.loss = self._wait_twice
 
@@ -65,10 +74,23 @@ class WaitingCourse(Course):
 
 def in_wait(trace: Trace, number: int) -> tuple[Decision, ...]:
     """Return decisions to recompute what one kind of operator makes, in a wait."""
-    waits = [at for at, each in enumerate(trace.operators) if each.name == WAIT]
     decisions = recompute(*made_by(trace, "gelu"))
     assert len(decisions) == 3
-    return tuple(replace(each, prefetch=waits[number]) for each in decisions)
+    return tuple(replace(each, prefetch=waits_of(trace)[number]) for each in decisions)
+
+
+def waits_of(trace: Trace) -> list[int]:
+    return [at for at, each in enumerate(trace.operators) if each.name == WAIT]
+
+
+def gelus_in_first_wait(trace: Trace) -> tuple[Decision, ...]:
+    """Return decisions to recompute what GELU makes in the first wait, and in later passes."""
+    firsts = [each for each in items(trace) if trace.storages[each].continues is None]
+    made = [each for each in firsts if "gelu" in trace.operators[maker(trace, each)].name]
+    again = [at for at, each in enumerate(trace.storages) if each.continues in made]
+    assert (len(made), len(again)) == (3, 3)
+    early = (replace(each, prefetch=waits_of(trace)[0]) for each in recompute(*made))
+    return (*early, *recompute(*again))
 
 
 @pytest.mark.parametrize(("number", "counts"), [(0, [0, 3, 3]), (1, [0, 0, 3])])
@@ -143,6 +165,66 @@ def test_wait_when_another_backward_waits_then_the_step_does_not_count_it() -> N
             course.counts.clear()
             course.step()
             assert course.counts == [3, 3, 6]
+
+
+class TwoPasses(WaitingCourse):
+    """A second backward pass, of the same graph or of the first one's."""
+
+    def __init__(self, *, is_double: bool) -> None:
+        super().__init__()
+        self.is_double = is_double
+        self.between: list[int] = []  # bytes in use between the passes
+
+    def backward(self, loss: torch.Tensor) -> None:
+        if self.is_double:
+            weights = list(self.model.parameters())
+            gradients = torch.autograd.grad(loss, weights, create_graph=True)
+            loss = torch.stack([each.pow(2).sum() for each in gradients]).sum() + loss
+        else:
+            loss.backward(retain_graph=True)
+        self.between.append(in_use(self.installation))
+        super().backward(loss)
+
+
+@pytest.mark.parametrize("is_double", [False, True])
+def test_passes_when_the_first_ones_bytes_came_in_a_wait_then_the_second_has_its_own(
+    *, is_double: bool
+) -> None:
+    course = TwoPasses(is_double=is_double)
+    expected = plain(course, *[Course.step] * 3)
+    with course.running():
+        trace = course.record()
+        early = gelus_in_first_wait(trace)
+        late = tuple(replace(each, prefetch=None) for each in early)
+        course.between.clear()
+        for decisions in late, early:
+            with course.following_plan(trace, *decisions) as following:
+                before = course.count()
+                course.step()
+                assert following.end_step().deviation is None
+                assert course.count() == before + 6
+    assert course.between[1] < course.between[0] + MIB // 8, "less than one of them"
+    assert_same(course, expected)
+
+
+def test_result_when_it_is_saved_after_another_ran_again_in_a_wait_then_it_is_recomputed() -> None:
+    def save_both(x: torch.Tensor) -> torch.Tensor:
+        variance, mean = torch.var_mean(x, 1, keepdim=True)
+        first = torch.sin(variance)
+        del variance
+        wait()
+        return first + torch.sin(mean)
+
+    course = Course(Apply(save_both))
+    expected = plain(course, *[Course.step] * 2)
+    with course.running():
+        trace = course.record()
+        first, second = recompute(*made_by(trace, "var_mean"))
+        early = replace(first, prefetch=waits_of(trace)[0])
+        with course.following_plan(trace, early, second) as following:
+            course.step()
+            assert following.end_step().deviation is None
+    assert_same(course, expected)
 
 
 def test_plan_when_it_is_followed_at_any_length_then_no_wait_is_filled() -> None:

@@ -428,6 +428,24 @@ int bring_early(Mover *mover, Group *group) { return bring_if_room(mover, group,
 
 int bring_planned(Mover *mover, Group *group) { return bring_if_room(mover, group, false); }
 
+namespace {
+
+// While it lives, recomputed groups keep their recipes.
+class Early {
+  public:
+    explicit Early(Mover *mover)
+        : mover_(Ref<Mover>::share(mover)), former_(std::exchange(mover->books->is_early, true)) {}
+    ~Early() { mover_->books->is_early = former_; }
+    Early(const Early &) = delete;
+    Early &operator=(const Early &) = delete;
+
+  private:
+    Ref<Mover> mover_;
+    bool former_;
+};
+
+} // namespace
+
 int recompute_early(Mover *mover, Group *group) {
     if (group->storage != nullptr || !is_recomputed(group)) {
         return 1;
@@ -436,6 +454,7 @@ int recompute_early(Mover *mover, Group *group) {
         return 1; // its operands are in the order of that stream, as its use will be
     }
     int started = has_room(mover, group->nbytes, false);
+    const Early early(mover);
     return started == 1 && !compute_again(mover, group) ? -1 : started;
 }
 

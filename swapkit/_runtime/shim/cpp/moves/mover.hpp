@@ -39,6 +39,7 @@ struct Books {
     std::int64_t retained_task = -1;    // the backward pass that did so,
     std::vector<Ref<Group>> retained;   // and its recomputed groups, if it retains its graph
     bool has_dropped = false;           // a rescue dropped spare groups: recipes may be needed
+    bool is_early = false;              // recomputing ahead of backward, which may need it again
     std::uint64_t serials = 0;
     std::map<std::pair<std::uint32_t, std::uint32_t>, double> stalls; // seconds waited, per site
 };
@@ -142,8 +143,9 @@ bool release(Mover *mover, Group *group);
 int bring_early(Mover *mover, Group *group);
 // As bring_early, for a group whose room the plan has accounted for.
 int bring_planned(Mover *mover, Group *group);
-// Recompute a group ahead of its use, if there is room, and if its bytes are recomputed at all. 0:
-// there is no room; -1: an exception is set.
+// Recompute a group ahead of its use, if there is room, and if its bytes are recomputed at all. It
+// keeps its recipe: backward may begin several passes from here. 0: there is no room; -1: an
+// exception is set.
 int recompute_early(Mover *mover, Group *group);
 // Give a group its bytes again, waiting if necessary. Start prefetching the groups needed next.
 bool bring_back(Mover *mover, Group *group);

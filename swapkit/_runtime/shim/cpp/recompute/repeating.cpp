@@ -293,11 +293,12 @@ bool repeat(Recipe *recipe, const Run *needing, std::vector<Ref<Group>> *passing
     }
     bool is_passed = passing->size() != passed;
     // If the graph is retained, another pass recomputes it.
-    bool is_last = torch::autograd::get_current_graph_task_id() == -1 ||
-                   !torch::autograd::get_current_graph_task_keep_graph();
+    bool is_in_pass = torch::autograd::get_current_graph_task_id() != -1;
+    bool is_last = is_in_pass ? !torch::autograd::get_current_graph_task_keep_graph()
+                              : !recipe->mover->books->is_early;
     if (is_last && !recipe->is_spare && !is_passed) { // a rescue may drop spare groups again
         consume(recipe);
-    } else if (!is_last && (recipe->run || recipe->is_chosen)) {
+    } else if (is_in_pass && !is_last && (recipe->run || recipe->is_chosen)) {
         return retain(recipe);
     }
     if (is_passed) {
