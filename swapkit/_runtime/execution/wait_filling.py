@@ -7,7 +7,7 @@ import logging
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
-from swapkit._runtime.thread_state import thread_state
+from swapkit._runtime.thread_state import thread_state, tries_memory
 from swapkit._runtime.torch_compat.collective_waits import waits
 from swapkit._runtime.torch_compat.internals import NO_TASK, graph_task
 from swapkit._runtime.torch_compat.isolation import hidden, untraced
@@ -88,7 +88,7 @@ class WaitFiller:
     @untraced
     def _recompute(self) -> None:
         follower = self._follower
-        with self._swapper.shared.lock, hidden():
+        with self._swapper.shared.lock, hidden(), tries_memory():
             position, number = follower.position, self._latest[1] + 1
             self._latest = position, number if position == self._latest[0] else 0
             for storage in self._early.get(self._latest, ()):

@@ -262,3 +262,35 @@ def test_wait_when_there_is_no_room_then_backward_recomputes() -> None:
     assert report.deviation is None
     assert report.refused_prefetches == 3
     assert_same(course, expected)
+
+
+def test_wait_when_an_operand_finds_no_room_then_nobody_hears_of_it_and_backward_recomputes() -> (
+    None
+):
+    def average(x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x.repeat(64, 1).view(64, *x.shape).mean(0))  # 4 MiB for 64 KiB
+
+    course = WaitingCourse(Apply(average))
+    expected = plain(course, *[Course.step] * 2)
+    limit = in_use(course.installation) + 16 * MIB
+    filler: list[torch.Tensor] = []
+    told: list[str] = []
+
+    def fill_and_wait() -> None:
+        nbytes = limit - in_use(course.installation) - MIB
+        filler.append(torch.empty(nbytes, dtype=torch.uint8))
+        wait()
+        filler.clear()
+
+    with course.running(limit):
+        trace = course.record()
+        (result,) = recompute(*made_by(trace, "mean"))
+        early = replace(result, prefetch=waits_of(trace)[0])
+        course.installation.failures.append(told.append)
+        with course.following_plan(trace, early) as following:
+            course.wait = fill_and_wait  # type: ignore[method-assign]
+            course.step()
+            assert following.end_step().deviation is None
+        course.installation.failures.remove(told.append)
+    assert told == []
+    assert_same(course, expected)
