@@ -57,8 +57,8 @@ class GatheredModule:
 def find_gathered(trace: Trace) -> tuple[GatheredModule, ...]:
     """Return the modules whose weights are gathered in a step, in the order of their forwards.
 
-    Left out are those with gathers of another pattern: a module that is called more than once, or
-    that needs no gradients.
+    Left out are those with gathers of another pattern: a module that is called more than once
+    before backward, that several backward passes of one forward use, or that needs no gradients.
     """
     by_shards: defaultdict[tuple[int, ...], list[Gather]] = defaultdict(list)
     for gather in list_gathers(trace):
@@ -161,8 +161,7 @@ def _find_module(trace: Trace, gathers: Sequence[Gather], pace: float) -> Gather
     gaps = [find_gap(trace, first, second) for first, second in pairs]
     paths = {trace.operators[first.copy_out].module for first, _ in pairs} - {""}
     kept = {second is None for _, second in pairs}
-    is_plain = len(paths) == len(kept) == 1 and None not in gaps
-    if not is_plain:
+    if not (len(paths) == len(kept) == 1 and _are_paired(trace, gathers, pairs)):
         return None
     nbytes = sum(trace.storages[each].nbytes for each in pairs[0][0].weights)
     return GatheredModule(
@@ -173,6 +172,15 @@ def _find_module(trace: Trace, gathers: Sequence[Gather], pace: float) -> Gather
         byte_seconds=nbytes * sum(_sum_seconds(trace, gap) for gap in gaps if gap),
         gathers=tuple(pairs),
     )
+
+
+def _are_paired(
+    trace: Trace, gathers: Sequence[Gather], pairs: Sequence[tuple[Gather, Gather | None]]
+) -> bool:
+    """Return whether the pairs have gaps, and all gathers in backward."""
+    again = sum(not _is_forward(trace, each) for each in gathers)
+    have_gaps = all(find_gap(trace, *each) is not None for each in pairs)
+    return have_gaps and again == sum(second is not None for _, second in pairs)
 
 
 def _sum_seconds(trace: Trace, operators: range) -> float:
@@ -196,10 +204,12 @@ def _pair(trace: Trace, gathers: Sequence[Gather]) -> Iterator[tuple[Gather, Gat
 def find_gap(trace: Trace, first: Gather, second: Gather | None) -> range | None:
     """Return the operators between the uses of weights in forward and in backward.
 
-    None: they have no use in backward, or the two gathers are not of the same weights.
+    None: they have no use in backward, or the two gathers are not of the same weights. Nor are
+    they a pair if backward uses the first one's weights, too, and frees them before the second.
     """
-    if second is None:
-        return _find_kept_gap(trace, first)
+    kept = _find_kept_gap(trace, first)
+    if second is None or kept is not None:
+        return kept if second is None else None
     storages = trace.storages
     sizes, others = (
         [storages[each].nbytes for each in gather.weights] for gather in (first, second)

@@ -65,6 +65,34 @@ def test_modules_when_one_gathers_twice_in_forward_then_it_is_left_out() -> None
     assert [each.path for each in found] == ["1", "2"]
 
 
+def test_modules_when_one_gathers_twice_in_backward_then_it_is_left_out() -> None:
+    trace = make_step((), evaluates=True)
+    third = [each for each in list_gathers(trace) if each.shards == (0,)][-1]
+    operators = list(trace.operators)
+    operators[third.copy_out] = replace(operators[third.copy_out], phase=Phase.BACKWARD)
+    found = find_gathered(replace(trace, operators=tuple(operators)))
+    assert [each.path for each in found] == ["1", "2"]
+
+
+def test_modules_when_one_gathers_again_what_backward_has_used_and_freed_then_it_is_left_out() -> (
+    None
+):
+    trace = make_step(())
+    first = next(list_gathers(trace))
+    weights = first.weights[0]
+    used = next(
+        number
+        for number, each in enumerate(trace.operators)
+        if each.name.startswith("aten.mm") and each.phase is Phase.BACKWARD
+    )
+    operators, storages = list(trace.operators), list(trace.storages)
+    reads = (*operators[used].reads, weights)
+    operators[used] = replace(operators[used], reads=reads)
+    storages[weights] = replace(storages[weights], death=used + 1)
+    found = find_gathered(replace(trace, operators=tuple(operators), storages=tuple(storages)))
+    assert [each.path for each in found] == ["1", "2"]
+
+
 @pytest.mark.parametrize(
     ("kept", "options"),
     [
