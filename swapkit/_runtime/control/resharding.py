@@ -31,6 +31,7 @@ from swapkit.units import show
 
 if TYPE_CHECKING:
     from swapkit._runtime.control.rank_agreement import Ranks
+    from swapkit._runtime.control.rank_switch import Proposal
     from swapkit.ir.machines import Machine
     from swapkit.ir.traces import Trace
     from swapkit.planning.resharding import KeptWeights
@@ -130,7 +131,10 @@ class Resharding:
         if found is None:
             switch.propose("", "the recorded step has no gathers that swapkit knows")
             return
-        change = json.dumps([self._describe(), list(found.kept)]) if found.changes else ""
+        known = {*found.kept, *found.freed}
+        others = [each for each in self._modules if known.isdisjoint(each.paths)]
+        kept = [*found.kept, *(each.paths[0] for each in others if not each.frees)]
+        change = json.dumps([self._describe(), kept]) if found.changes else ""
         switch.propose(change, describe_choice(found))
 
     def _describe(self) -> str:
@@ -175,7 +179,7 @@ class Resharding:
             if switch.is_over:
                 _log.info("%s", self.text)
             return ""
-        self._apply(frozenset(json.loads(proposal.change)[1]), proposal.reason)
+        self._follow(proposal)
         return f"{NAME} has changed"
 
     def _take_choice(self, switch: RankSwitch) -> None:
@@ -191,9 +195,9 @@ class Resharding:
             raise
         self._propose(switch, found)
 
-    def _apply(self, kept: frozenset[str], reason: str) -> None:
-        self._kept = kept
-        self._done = f"since step {self._steps}, {reason}"
+    def _follow(self, proposal: Proposal) -> None:
+        self._kept = frozenset(json.loads(proposal.change)[1])
+        self._done = f"since step {self._steps}, {proposal.reason}"
         global_hooks.steps.add(self)
         self._set()
         _log.info("%s", self.text)
