@@ -128,6 +128,7 @@ def test_weight_when_it_is_a_wrapper_then_neither_it_nor_its_views_move(mesh: An
 
 def test_wrapper_when_its_scope_keeps_or_it_is_of_no_use_apart_then_it_stays_whole() -> None:
     swapper = make_swapper()
+    assert swapper.shared.shim.marks_count() == 0  # sweeps; marks may be inside
     assert not isinstance(save(swapper, pair(), KEEP), TakenApart)
     reluctant = Reluctant(numbers(NBYTES), numbers(NBYTES))
     others = [numbers(NBYTES).as_subclass(Loud), as_jagged(torch.randn(300, 64)), reluctant]
