@@ -87,6 +87,8 @@ SIM_API CUresult cusim_run(CUstream stream, cusim_kernel *kernel, void *arg, con
 /* Free what cuMemAlloc() gave, without waiting for any work; work that still uses it is a problem.
  */
 SIM_API CUresult cusim_free(CUdeviceptr address);
+/* As cuEventDestroy(), whether the thread has a context or not. */
+SIM_API CUresult cusim_destroy_event(CUevent event);
 /* When the event's latest recording was reached. NOT_FOUND: it was never recorded. */
 SIM_API CUresult cusim_event_time(CUevent event, uint64_t *time_ns);
 /* Let cuStreamIsCapturing() say that the stream captures. Then calls that a capture forbids

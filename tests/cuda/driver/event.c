@@ -202,18 +202,37 @@ CUresult cuEventQuery(CUevent handle) {
     return sim_leave(NULL, done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY);
 }
 
-CUresult cusim_event_time(CUevent handle, uint64_t *time_ns) {
+/* Take the lock and find an event, on a thread with any context or none. */
+static CUresult event_enter_anywhere(const char *name, CUevent handle, sim_event **out) {
     if (atomic_load(&sim.forked) || !atomic_load(&sim.initialised)) {
         return CUDA_ERROR_NOT_INITIALIZED;
     }
     (void)pthread_mutex_lock(&sim.lock);
+    CUresult result = event_get(name, handle, out);
+    return result == CUDA_SUCCESS ? result : sim_leave(NULL, result);
+}
+
+CUresult cusim_destroy_event(CUevent handle) {
     sim_event *event = NULL;
-    CUresult result = event_get("cusim_event_time", handle, &event);
-    if (result == CUDA_SUCCESS && event->recording == NULL) {
+    CUresult result = event_enter_anywhere("cusim_destroy_event", handle, &event);
+    if (result != CUDA_SUCCESS) {
+        return result;
+    }
+    event_close(event);
+    return sim_leave(NULL, CUDA_SUCCESS);
+}
+
+CUresult cusim_event_time(CUevent handle, uint64_t *time_ns) {
+    sim_event *event = NULL;
+    CUresult result = event_enter_anywhere("cusim_event_time", handle, &event);
+    if (result != CUDA_SUCCESS) {
+        return result;
+    }
+    if (event->recording == NULL) {
         result = CUDA_ERROR_NOT_FOUND;
-    } else if (result == CUDA_SUCCESS && !is_done(event->recording)) {
+    } else if (!is_done(event->recording)) {
         result = CUDA_ERROR_NOT_READY;
-    } else if (result == CUDA_SUCCESS) {
+    } else {
         *time_ns = event->recording->time_ns;
     }
     return sim_leave(NULL, result);

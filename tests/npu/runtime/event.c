@@ -27,9 +27,10 @@ aclError aclrtCreateEventExWithFlag(aclrtEvent *out, uint32_t flags) {
     return create(out, flags, "aclrtCreateEventExWithFlag");
 }
 
+/* torch_npu destroys events on threads that have set no device. */
 aclError aclrtDestroyEvent(aclrtEvent event) {
-    ACL_ENTER_ON_DEVICE(aclrtDestroyEvent);
-    return acl_done(cuEventDestroy_v2(event));
+    ACL_ENTER(aclrtDestroyEvent);
+    return acl_done(cusim_destroy_event(event));
 }
 
 aclError aclrtRecordEvent(aclrtEvent event, aclrtStream stream) {

@@ -1,4 +1,6 @@
 /* test_stream.c - streams, events and copies. */
+#include <pthread.h>
+
 #include "acl_harness.h"
 
 TEST(stream_of_the_driver_is_the_same) {
@@ -97,6 +99,23 @@ TEST(event_status_has_its_own_numbers_in_each_function) {
     CHECK_IS(ACL_ERROR_RT_PARAM_INVALID, aclrtCreateEventExWithFlag(&event, 0x1000));
     CHECK_OK(aclrtDestroyEvent(event));
     CHECK_OK(aclrtDestroyStream(stream));
+    close_acl();
+}
+
+static void *destroy_event(void *event) {
+    CHECK_OK(aclrtDestroyEvent(event));
+    return NULL;
+}
+
+TEST(event_goes_on_a_thread_without_a_device) {
+    open_acl(NULL);
+    aclrtEvent event = NULL;
+    pthread_t thread;
+    CHECK_OK(aclrtCreateEventExWithFlag(&event, ACL_EVENT_SYNC));
+    CHECK_OK(aclrtRecordEvent(event, NULL));
+    CHECK_EQUAL(0, pthread_create(&thread, NULL, destroy_event, event));
+    (void)pthread_join(thread, NULL);
+    CHECK_IS(ACL_ERROR_RT_INVALID_HANDLE, aclrtDestroyEvent(event));
     close_acl();
 }
 
