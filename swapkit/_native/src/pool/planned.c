@@ -92,6 +92,8 @@ static bool can_fill(const sk_pool *pool, const sk__request *request, uintptr_t 
             inside += to > from ? to - from : 0;
         }
     }
+    sk_assert(lacking + inside <=
+              sk__round_up(last, pool->granule_bytes) - sk__round_down(start, pool->granule_bytes));
     size_t room = pool->budget_bytes - sk__min(pool->reserved_bytes, pool->budget_bytes);
     if (lacking <= room) {
         return true;
@@ -110,10 +112,12 @@ static bool gap_fill(sk_pool *pool, const sk__request *request, uintptr_t start)
     while (address < last) {
         sk__block *block = sk__block_covering(pool->lives.range, address);
         uintptr_t end = block->address + block->nbytes;
+        sk_assert(end > address);
         if (!is_open(block, request->lane)) {
             return false;
         }
-        if (block->state == SK_VACANT) {
+        is_dormant = is_dormant || block->state == SK_DORMANT;
+        if (block->state == SK_VACANT) { /* another record covers the addresses afterwards */
             uintptr_t from = sk__round_down(address, pool->granule_bytes);
             end = sk__min(end, sk__round_up(last, pool->granule_bytes));
             sk__span part = {block, from, end - from};
@@ -122,7 +126,6 @@ static bool gap_fill(sk_pool *pool, const sk__request *request, uintptr_t start)
                 return false;
             }
         }
-        is_dormant = is_dormant || block->state == SK_DORMANT;
         address = end;
     }
     sk_assert(address >= last);

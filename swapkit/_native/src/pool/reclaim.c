@@ -69,6 +69,7 @@ static sk_status acquire_now(sk_pool *pool, const sk__request *request, sk__bloc
  * keep it until then, since each needs its own places again. `status`: if that is not enough. */
 static sk_status acquire_last(sk_pool *pool, const sk__request *request, sk_status status,
                               sk__block **out) SK_REQUIRES(pool->lock) {
+    sk_assert(sk__is_memory_failure(status));
     if (pool->lives.stats.height_bytes == 0) {
         return status;
     }

@@ -364,14 +364,11 @@ def stop_meanwhile(
     """Let the last user stop on another thread, once, right after a call, and another start."""
     call = getattr(owner, name)
 
-    def change_users() -> None:
-        layout.stop("test")
-        layout.start("next")
-
     def called(*arguments: object) -> object:
         result = call(*arguments)
         monkeypatch.setattr(owner, name, call)
-        on_thread(change_users)
+        on_thread(lambda: layout.stop("test"))
+        on_thread(lambda: layout.start("next"))
         return result
 
     monkeypatch.setattr(owner, name, called)
