@@ -161,7 +161,7 @@ def _find_module(trace: Trace, gathers: Sequence[Gather], pace: float) -> Gather
     gaps = [find_gap(trace, first, second) for first, second in pairs]
     paths = {trace.operators[first.copy_out].module for first, _ in pairs} - {""}
     kept = {second is None for _, second in pairs}
-    if not (len(paths) == len(kept) == 1 and _are_paired(trace, gathers, pairs)):
+    if not (len(paths) == len(kept) == 1 and _are_paired(trace, gathers, pairs, gaps)):
         return None
     nbytes = sum(trace.storages[each].nbytes for each in pairs[0][0].weights)
     return GatheredModule(
@@ -175,12 +175,14 @@ def _find_module(trace: Trace, gathers: Sequence[Gather], pace: float) -> Gather
 
 
 def _are_paired(
-    trace: Trace, gathers: Sequence[Gather], pairs: Sequence[tuple[Gather, Gather | None]]
+    trace: Trace,
+    gathers: Sequence[Gather],
+    pairs: Sequence[tuple[Gather, Gather | None]],
+    gaps: Sequence[range | None],
 ) -> bool:
     """Return whether the pairs have gaps, and all gathers in backward."""
     again = sum(not _is_forward(trace, each) for each in gathers)
-    have_gaps = all(find_gap(trace, *each) is not None for each in pairs)
-    return have_gaps and again == sum(second is not None for _, second in pairs)
+    return None not in gaps and again == sum(second is not None for _, second in pairs)
 
 
 def _sum_seconds(trace: Trace, operators: range) -> float:
@@ -208,8 +210,10 @@ def find_gap(trace: Trace, first: Gather, second: Gather | None) -> range | None
     they a pair if backward uses the first one's weights, too, and frees them before the second.
     """
     kept = _find_kept_gap(trace, first)
-    if second is None or kept is not None:
-        return kept if second is None else None
+    if second is None:
+        return kept
+    if kept is not None:
+        return None
     storages = trace.storages
     sizes, others = (
         [storages[each].nbytes for each in gather.weights] for gather in (first, second)

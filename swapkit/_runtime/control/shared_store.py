@@ -36,8 +36,7 @@ class Answer(Generic[_T]):
     def take(self) -> _T:
         """Wait for the answer and return it, or raise the request's error."""
         for _ in range(LOOKS):
-            if self._thread.is_alive():
-                self._thread.join(store_threads.ANSWER_SECONDS / LOOKS)
+            self._thread.join(store_threads.ANSWER_SECONDS / LOOKS)  # at once if it has ended
         if self._error is not None:
             raise self._error
         if not self._answers:
