@@ -22,7 +22,7 @@ from swapkit._runtime.control.plan_following import Following
 from swapkit._runtime.control.plan_maker import PlanMaker
 from swapkit._runtime.control.plan_status import PlanStatus
 from swapkit._runtime.control.step_forwards import ForwardBypass, Forwards
-from swapkit._runtime.control.step_recording import StepRecording, find_setting, finish_trace
+from swapkit._runtime.control.step_recording import StepRecording, find_setting, take_trace
 from swapkit._runtime.control.step_times import StepClock, StepTimes
 from swapkit._runtime.execution.plan_checks import check_fit, find_form, is_heavier, pace, sign
 from swapkit._runtime.execution.plan_executor import NO_REPORT
@@ -325,10 +325,9 @@ class PlanController:
         recorder, case = self._recording.stop(), self._learner.case
         if recorder is None or not recorder.has_seen or not is_wanted or case is None:
             return None  # there is nothing to plan yet
-        known = self._times.latest(self._learner.kind)
-        trace = replace(recorder.trace(step_seconds=known), signature=self._signature)
-        is_unusual = recorder.has_looked or recorder.has_leftovers(trace)
-        return finish_trace(trace, recorder.doubtful, case, is_unusual=is_unusual)
+        seconds = self._times.latest(self._learner.kind)
+        limit_bytes = self._config.limits.budget_bytes
+        return take_trace(recorder, case, self._signature, seconds, limit_bytes)
 
     def _leave_step(self) -> None:
         """Stop recording and following, without learning from the step."""

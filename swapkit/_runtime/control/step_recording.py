@@ -6,6 +6,7 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from swapkit._runtime.execution.plan_checks import is_heavier
 from swapkit._runtime.model.node_ranks import count_ranks
 from swapkit._runtime.recording.notes import Setting
 from swapkit._runtime.recording.recorder import Recorder
@@ -131,6 +132,25 @@ def find_setting(
     )
 
 
+def take_trace(
+    recorder: Recorder, case: Case, signature: str, step_seconds: float, limit_bytes: int
+) -> Trace | None:
+    """Return the trace of a recorder that has stopped; None: record another step first.
+
+    Args:
+        recorder: of the step.
+        case: of the step.
+        signature: of the step's inputs.
+        step_seconds: of such a step without a recorder; 0: not known.
+        limit_bytes: the budget.
+    """
+    trace = replace(recorder.trace(step_seconds=step_seconds), signature=signature)
+    # The next step begins with what this step leaves behind, such as an optimizer's states.
+    is_growing = is_heavier(trace.growth_bytes, 0, limit_bytes)
+    is_unusual = recorder.has_looked or recorder.has_leftovers(trace) or is_growing
+    return finish_trace(trace, recorder.doubtful, case, is_unusual=is_unusual)
+
+
 def finish_trace(
     trace: Trace, doubtful: frozenset[int], case: Case, *, is_unusual: bool
 ) -> Trace | None:
@@ -141,7 +161,7 @@ def finish_trace(
         doubtful: operators whose time may include waiting for their own long call; the next
             recording hides that call behind a delay.
         case: of the step; its second recording in a row is always accepted.
-        is_unusual: whether the step had memory that later steps are not expected to have.
+        is_unusual: whether later steps are expected to need another amount of memory.
     """
     is_unlike_others = is_unusual or find_doubt(trace, doubtful) > MOST_DOUBT
     case.is_again = not case.is_again and is_unlike_others

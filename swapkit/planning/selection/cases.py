@@ -145,7 +145,7 @@ class Case:
     retreats: int = 0  # plans for less memory, since the recording
     recordings: int = 0  # since steps were regular
     cost_seconds: float = 0.0  # of the last recording and all plans made from it
-    is_again: bool = False  # whether a step is recorded again, because its times were doubtful
+    is_again: bool = False  # whether a step is recorded again: its times or memory are no model
     odd_steps: int = 0  # in a row, that went another way
     resized_bytes: int = 0  # of the tensor with which the last step left the plan; 0: none did
     has_any_sizes: bool = False  # whether its steps differ in the sizes of what they save
