@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import functools
 import json
 import os
 import sys
@@ -25,8 +24,6 @@ from tests.support import MIB
 from tests.support.sessions import make_training
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.support.sessions import Training
 
 RANK = int(os.environ.get("RANK", "0"))
@@ -49,27 +46,40 @@ class Scenario:
 
     on_oom = ("all", "all")
 
-    def __init__(self, await_other: Callable[[], object]) -> None:
-        self._await_other = await_other
+    def __init__(self, store: Any) -> None:
+        self._store = store
         self.training: Training = make_training()
         self.caught = ""
 
-    def before_step(self) -> None:
+    def announce(self) -> None:
+        """On rank 0: say that the step saves no more tensors, so that only a collective fails."""
+        self._store.set("waits", "")
+
+    def await_announced(self) -> None:
+        self._store.wait(["waits"])
+
+    def await_found(self) -> None:
+        """Wait until rank 0 has failed."""
+        self._store.wait(["found/0"])
+
+    def fail(self) -> None:
         """Run out of memory on rank 1, which goes on when rank 0 has failed."""
-        if RANK == 1:
-            try:
-                ask_for_too_much()
-            except torch.OutOfMemoryError as error:
-                self.caught = str(error)
-                self._await_other()
+        self.await_announced()
+        try:
+            ask_for_too_much()
+        except torch.OutOfMemoryError as error:
+            self.caught = str(error)
+            self.await_found()
 
     def communicate(self) -> None:
         compare_parameters(self.training.model)
 
     def step(self, number: int) -> None:
-        if number == FAILS_AT:
-            self.before_step()
+        if RANK == 1 and number == FAILS_AT:
+            self.fail()
         self.training.step()
+        if RANK == 0 and number == FAILS_AT:
+            self.announce()
         self.communicate()
 
     def run(self) -> dict[str, Any]:
@@ -94,16 +104,9 @@ class Caught(Scenario):
 
 
 class Computing(Scenario):
-    """Rank 0 trains on without a collective, one step further than rank 1."""
-
-    def before_step(self) -> None:
-        if RANK == 1:
-            dist.barrier()
-        super().before_step()
+    """Rank 0 trains on without a collective."""
 
     def communicate(self) -> None:
-        if RANK == 0 and self.training.steps_done == FAILS_AT + 1:
-            dist.barrier()
         while RANK == 0 and self.training.steps_done > FAILS_AT:
             self.training.step()
 
@@ -111,9 +114,16 @@ class Computing(Scenario):
 class Distributed(Scenario):
     """Rank 0 waits inside the backward pass of DDP, in C++."""
 
-    def __init__(self, await_other: Callable[[], object]) -> None:
-        super().__init__(await_other)
+    def __init__(self, store: Any) -> None:
+        super().__init__(store)
+        *_, last = self.training.model.parameters()
         self.training.model = nn.parallel.DistributedDataParallel(self.training.model)
+        if RANK == 0:
+            last.register_hook(self._see_gradient)
+
+    def _see_gradient(self, _gradient: torch.Tensor) -> None:
+        if self.training.steps_done == FAILS_AT:
+            self.announce()
 
     def communicate(self) -> None:
         """DDP does."""
@@ -122,9 +132,9 @@ class Distributed(Scenario):
 class Uncaught(Scenario):
     """Rank 1 does not go on."""
 
-    def before_step(self) -> None:
-        if RANK == 1:
-            ask_for_too_much()
+    def fail(self) -> None:
+        self.await_announced()
+        ask_for_too_much()
 
 
 class Usual(Scenario):
@@ -132,8 +142,8 @@ class Usual(Scenario):
 
     on_oom = ("rank", "rank")
 
-    def __init__(self, _await_other: Callable[[], object]) -> None:
-        super().__init__(lambda: None)
+    def await_found(self) -> None:
+        """Go on at once."""
 
 
 class Unheard(Scenario):
@@ -145,9 +155,8 @@ class Unheard(Scenario):
 class Dead(Scenario):
     """Rank 1 goes without a word."""
 
-    def before_step(self) -> None:
-        if RANK == 1:
-            os._exit(0)
+    def fail(self) -> None:
+        os._exit(0)
 
 
 SCENARIOS: dict[str, type[Scenario]] = {
@@ -166,24 +175,24 @@ def main() -> NoReturn:
     swapkit.install()
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     stores: Any = dist  # torch's list of public names lacks them
-    store = stores.TCPStore(host, port, is_master=False)
+    server = stores.TCPStore(host, port, is_master=False)
     found: dict[str, list[Any]] = {}
     for name, make in SCENARIOS.items():
         dist.init_process_group(
             "gloo",
-            store=stores.PrefixStore(name, store),
+            store=stores.PrefixStore(name, server),
             rank=RANK,
             world_size=2,
             timeout=datetime.timedelta(minutes=30),
         )
-        others = f"found/{name}/{1 - RANK}"
-        mine = make(functools.partial(store.wait, [others])).run()
+        own_store = stores.PrefixStore(f"scenario/{name}", server)
+        mine = make(own_store).run()
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()
-        store.set(f"found/{name}/{RANK}", json.dumps(mine))
+        own_store.set(f"found/{RANK}", json.dumps(mine))
         found[name] = [mine]
         if name != "dead" and RANK == 0:
-            found[name].append(json.loads(store.get(others)))
+            found[name].append(json.loads(own_store.get("found/1")))
     if RANK == 0:
         sys.stdout.write(json.dumps(found) + "\n")
     sys.stdout.flush()
