@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.integration.stage_memory_program import SCENARIOS
+from tests.integration.stage_memory_program import SAVED, SCENARIOS
 from tests.support import ROOT
 from tests.support.ranks import run_on_ranks
 
 PROGRAM = ROOT / "tests" / "integration" / "stage_memory_program.py"
-SAVED = 0.9  # times the peak of the own plan, at most
 SETTLED = 4  # the last steps
 
 
