@@ -3,7 +3,11 @@
  * Items above the limit are taken out. One after the other goes back where those in its way weigh
  * least; these are taken out, and go back in turn. An item that had to displace others becomes
  * heavier, so that the search does not go in circles (guided ejection search: Nagata and Braysy,
- * 2009). When all are back, the limit is lowered. */
+ * 2009). When all are back, the limit is lowered.
+ *
+ * With many items out, the search seldom recovers. So it returns to the last layout, and keeps the
+ * weights. How many are many varies: 1, 2, 1, 4, 1, 2, 1, 8, ... sixteenths of all items, as in
+ * Luby, Sinclair and Zuckerman, 1993. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,7 +20,10 @@ enum {
     STEP_PERCENT = 90, /* a new limit keeps so much of the excess */
     STOP_EVERY = 64,
     RUN = 16,             /* of a sort: what is sorted by insertion */
-    GROWTH = 4,           /* an item that displaces others weighs a share of this more */
+    GROWTH = 4,           /* an item that displaces others gains one part in so many */
+    PARTS = 16,           /* of the items */
+    MOST_PARTS = 8,       /* out before the search returns */
+    RETURN_WORK = 20,     /* for each item, to return */
     UNIT_WEIGHT = 1 << 24 /* of an item that takes everything */
 };
 
@@ -329,9 +336,25 @@ static void sort_pool(sk__press *press) {
     }
 }
 
-/* Press the layout below the limit; false: the work is done, or it is impossible. */
-static bool press_below(sk__press *press, const sk_layout_effort *effort) {
+/* Return to a layout, and take the items above the limit out. */
+static void return_to(sk__press *press, const int64_t *offsets) {
+    place_all(press, offsets);
+    press->npool = 0;
     press->nplaced = take_out(press, -1, press->limit, 0, press->nplaced);
+    press->work += RETURN_WORK * (int64_t)press->layout->nitems;
+}
+
+/* Return the most items out before the search returns for the `count`-th time. */
+static int32_t most_out(const sk_layout *layout, uint32_t count) {
+    uint32_t parts = count & (~count + 1);         /* its lowest bit */
+    int32_t part = layout->nitems / PARTS + PARTS; /* of few items, all may be out */
+    return part * (int32_t)(parts < MOST_PARTS ? parts : MOST_PARTS);
+}
+
+/* Press a layout below the limit; false: the work is done, or it is impossible. */
+static bool press_below(sk__press *press, const sk_layout_effort *effort, const int64_t *offsets) {
+    uint32_t count = 1; /* of returns, with the next one */
+    return_to(press, offsets);
     for (int64_t step = 0; press->npool > 0; step++) {
         if (press->work >= effort->most_work ||
             (step % STOP_EVERY == 0 && sk__is_stopped(effort))) {
@@ -341,7 +364,10 @@ static bool press_below(sk__press *press, const sk_layout_effort *effort) {
         if (!put_back(press)) {
             return false;
         }
-        if (press->npool > before) {
+        if (press->npool > most_out(press->layout, count)) {
+            return_to(press, offsets);
+            count++;
+        } else if (press->npool > before) {
             sort_pool(press);
         }
     }
@@ -356,7 +382,7 @@ static void search(sk__press *press, const sk_layout_effort *effort, int64_t *of
         press->limit = bound + (height - bound) / 100 * STEP_PERCENT;
         press->limit = press->limit < effort->target ? effort->target : press->limit;
         press->limit = press->limit >= height ? height - 1 : press->limit;
-        if (!press_below(press, effort)) {
+        if (!press_below(press, effort, offsets)) {
             return;
         }
         height = 0;
