@@ -25,8 +25,13 @@ def found() -> dict[str, list[dict[str, Any]]]:
 
 def waiting_ranks(name: str) -> list[tuple[int, dict[str, Any]]]:
     """Return the ranks that wait for a slow stage, each with its stage."""
-    (slow,) = (ranks for ranks in SCENARIOS[name].ranks if ranks[0] == SCENARIOS[name].slow)
-    return [(stage, found()[name][rank]) for stage, rank in enumerate(slow) if stage > 0]
+    scenario = SCENARIOS[name]
+    return [
+        (stage, found()[name][rank])
+        for ranks in scenario.ranks
+        for stage, rank in enumerate(ranks)
+        if scenario.waits(rank)
+    ]
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

@@ -5,9 +5,9 @@
  * heavier, so that the search does not go in circles (guided ejection search: Nagata and Braysy,
  * 2009). When all are back, the limit is lowered.
  *
- * With many items out, the search seldom recovers. So it returns to the last layout, and keeps the
- * weights. How many are many varies: 1, 2, 1, 4, 1, 2, 1, 8, ... sixteenths of all items, as in
- * Luby, Sinclair and Zuckerman, 1993. */
+ * With many items out, the search seldom recovers. So it restarts from the last layout, with the
+ * weights found so far. The limit of items out follows the sequence 1, 2, 1, 4, 1, 2, 1, 8, ... of
+ * Luby, Sinclair and Zuckerman, 1993, in sixteenths of all items. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,8 +22,8 @@ enum {
     RUN = 16,             /* of a sort: what is sorted by insertion */
     GROWTH = 4,           /* an item that displaces others gains one part in so many */
     PARTS = 16,           /* of the items */
-    MOST_PARTS = 8,       /* out before the search returns */
-    RETURN_WORK = 20,     /* for each item, to return */
+    MOST_PARTS = 8,       /* out before a restart */
+    RESTART_WORK = 20,    /* for each item */
     UNIT_WEIGHT = 1 << 24 /* of an item that takes everything */
 };
 
@@ -294,14 +294,11 @@ static int compare_tops(const void *left, const void *right) {
     return a->item < b->item ? -1 : a->item > b->item;
 }
 
-/* Put all items at their offsets; return the height. */
-static int64_t place_all(sk__press *press, const int64_t *offsets) {
+/* Put all items at their offsets. */
+static void place_all(sk__press *press, const int64_t *offsets) {
     const sk_layout *layout = press->layout;
-    int64_t height = 0;
     for (int32_t item = 0; item < layout->nitems; item++) {
         press->by_high[item] = (sk__top){offsets[item], item};
-        int64_t high = offsets[item] + layout->nbytes[item];
-        height = high > height ? high : height;
         press->most_nbytes =
             layout->nbytes[item] > press->most_nbytes ? layout->nbytes[item] : press->most_nbytes;
     }
@@ -310,7 +307,6 @@ static int64_t place_all(sk__press *press, const int64_t *offsets) {
         set_place(press, place, press->by_high[place].item, press->by_high[place].high);
     }
     press->nplaced = layout->nitems;
-    return height;
 }
 
 static void weigh(sk__press *press) {
@@ -336,15 +332,15 @@ static void sort_pool(sk__press *press) {
     }
 }
 
-/* Return to a layout, and take the items above the limit out. */
-static void return_to(sk__press *press, const int64_t *offsets) {
+/* Restore a layout, and take the items above the limit out. */
+static void restart(sk__press *press, const int64_t *offsets) {
     place_all(press, offsets);
     press->npool = 0;
     press->nplaced = take_out(press, -1, press->limit, 0, press->nplaced);
-    press->work += RETURN_WORK * (int64_t)press->layout->nitems;
+    press->work += RESTART_WORK * (int64_t)press->layout->nitems;
 }
 
-/* Return the most items out before the search returns for the `count`-th time. */
+/* Return the limit of items out before restart number `count`. */
 static int32_t most_out(const sk_layout *layout, uint32_t count) {
     uint32_t parts = count & (~count + 1);         /* its lowest bit */
     int32_t part = layout->nitems / PARTS + PARTS; /* of few items, all may be out */
@@ -353,8 +349,8 @@ static int32_t most_out(const sk_layout *layout, uint32_t count) {
 
 /* Press a layout below the limit; false: the work is done, or it is impossible. */
 static bool press_below(sk__press *press, const sk_layout_effort *effort, const int64_t *offsets) {
-    uint32_t count = 1; /* of returns, with the next one */
-    return_to(press, offsets);
+    uint32_t count = 1; /* of restarts, with the next one */
+    restart(press, offsets);
     for (int64_t step = 0; press->npool > 0; step++) {
         if (press->work >= effort->most_work ||
             (step % STOP_EVERY == 0 && sk__is_stopped(effort))) {
@@ -365,7 +361,7 @@ static bool press_below(sk__press *press, const sk_layout_effort *effort, const 
             return false;
         }
         if (press->npool > most_out(press->layout, count)) {
-            return_to(press, offsets);
+            restart(press, offsets);
             count++;
         } else if (press->npool > before) {
             sort_pool(press);
@@ -376,7 +372,7 @@ static bool press_below(sk__press *press, const sk_layout_effort *effort, const 
 
 static void search(sk__press *press, const sk_layout_effort *effort, int64_t *offsets) {
     int64_t bound = press->layout->bound;
-    int64_t height = place_all(press, offsets);
+    int64_t height = sk__layout_height(press->layout, offsets);
     weigh(press);
     while (height > effort->target) {
         press->limit = bound + (height - bound) / 100 * STEP_PERCENT;
@@ -385,12 +381,10 @@ static void search(sk__press *press, const sk_layout_effort *effort, int64_t *of
         if (!press_below(press, effort, offsets)) {
             return;
         }
-        height = 0;
         for (int32_t i = 0; i < press->nplaced; i++) {
-            int64_t high = press->lows[i] + press->layout->nbytes[press->items[i]];
             offsets[press->items[i]] = press->lows[i];
-            height = high > height ? high : height;
         }
+        height = sk__layout_height(press->layout, offsets);
     }
 }
 

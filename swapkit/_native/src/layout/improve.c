@@ -125,15 +125,6 @@ static sk_status step(sk__lane *lane) {
     return SK_OK;
 }
 
-static int64_t height_of(const sk_layout *layout, const int64_t *offsets) {
-    int64_t height = 0;
-    for (int32_t item = 0; item < layout->nitems; item++) {
-        int64_t top = offsets[item] + layout->nbytes[item];
-        height = top > height ? top : height;
-    }
-    return height;
-}
-
 static sk_status search(sk__lane *lane, const sk_layout_effort *effort, int32_t *order,
                         int64_t *offsets) {
     size_t count = (size_t)lane->layout->nitems;
@@ -188,7 +179,7 @@ sk_status sk_layout_improve(const sk_layout *layout, const sk_layout_effort *eff
         memcpy(lane.order, order, count * sizeof *order);
         memcpy(lane.offsets, offsets, count * sizeof *offsets);
         rank(&lane);
-        lane.height = height_of(layout, offsets);
+        lane.height = sk__layout_height(layout, offsets);
         status = search(&lane, effort, order, offsets);
         *work = sk__space_work(lane.space);
     } else {

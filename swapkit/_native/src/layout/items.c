@@ -213,3 +213,12 @@ sk_status sk_layout_measure(const sk_layout *layout, int64_t *bound, int64_t *lo
     free(tree);
     return SK_OK;
 }
+
+int64_t sk__layout_height(const sk_layout *layout, const int64_t *offsets) {
+    int64_t height = 0;
+    for (int32_t item = 0; item < layout->nitems; item++) {
+        int64_t top = offsets[item] + layout->nbytes[item];
+        height = top > height ? top : height;
+    }
+    return height;
+}

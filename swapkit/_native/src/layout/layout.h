@@ -40,6 +40,9 @@ int64_t sk__space_work(const sk__space *space);
 /* SK_INVALID: not a permutation of the items. */
 sk_status sk__layout_check_order(const sk_layout *layout, const int32_t *order);
 
+/* The highest end of an item. */
+int64_t sk__layout_height(const sk_layout *layout, const int64_t *offsets);
+
 static inline bool sk__is_stopped(const sk_layout_effort *effort) {
     return effort->stop != NULL && __atomic_load_n(effort->stop, __ATOMIC_RELAXED) != 0;
 }
