@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import swapkit
-from tests.support.sessions import Whole, in_use_bytes, train, train_plainly
+from tests.support.sessions import CustomTraining, in_use_bytes, train, train_plainly
 
 STEPS = 10
 LATE = 6  # by this step a plan is followed
@@ -42,7 +42,7 @@ class Branches(nn.Module):
 
 
 @dataclass
-class Staged(Whole):
+class Staged(CustomTraining):
     """One buffer for all batches: the next one is there before backward begins."""
 
     batch: torch.Tensor = field(default_factory=lambda: torch.randn(BATCH, WIDTH))

@@ -10,7 +10,7 @@ from torch import nn
 
 import swapkit
 from swapkit.ir.plans import Action
-from tests.support.sessions import Training, Whole, in_use_bytes, train, train_plainly
+from tests.support.sessions import CustomTraining, Training, in_use_bytes, train, train_plainly
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +48,7 @@ class ActorCritic(nn.Module):
         return self.actor(hidden), self.critic(hidden)[:, 0]
 
 
-class ProximalPolicy(Whole):
+class ProximalPolicy(CustomTraining):
     """Three losses of one forward, each with a backward pass of its own."""
 
     def loss(self) -> float:
@@ -72,7 +72,7 @@ class ProximalPolicy(Whole):
         return float((policy + value - entropy).detach())
 
 
-class GradientPenalty(Whole):
+class GradientPenalty(CustomTraining):
     """A critic whose loss has the norm of a gradient: a backward pass through a backward pass."""
 
     def loss(self) -> float:
@@ -89,7 +89,7 @@ class GradientPenalty(Whole):
         return float(loss.detach())
 
 
-class Closure(Whole):
+class Closure(CustomTraining):
     """An optimizer that runs forward and backward as often as it likes."""
 
     def loss(self) -> float:

@@ -95,21 +95,18 @@ class Training:
         self.steps_done += 1
 
     def outcome(self) -> list[str]:
-        """Return losses and gradients of each step, the whole state, and the next random number."""
-        state = [digest([tensor]) for tensor in self.model.state_dict().values()]
+        """Return what came of each step, the whole state, and the next random number."""
+        tensors = [*self.model.state_dict().values()]
+        if self.optimizer is not None:
+            for state in self.optimizer.state_dict()["state"].values():
+                tensors += _tensors_in(list(state.values()))
+        state = [digest([tensor]) for tensor in tensors]
         return [*self.results, *state, digest([torch.get_rng_state()])]
 
 
 @dataclass
-class Whole(Training):
-    """A program whose outcome is everything that it leaves behind."""
-
-    def outcome(self) -> list[str]:
-        assert self.optimizer is not None
-        tensors = [*self.model.state_dict().values()]
-        for state in self.optimizer.state_dict()["state"].values():
-            tensors += _tensors_in(list(state.values()))
-        return [*self.results, digest(tensors), digest([torch.get_rng_state()])]
+class CustomTraining(Training):
+    """A program with another kind of step: `loss`."""
 
     def step(self) -> None:
         torch.manual_seed(self.steps_done)
