@@ -7,13 +7,14 @@ import importlib.util
 import json
 import os
 import platform
-import re
 import resource
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from packaging.requirements import Requirement
 
 from swapkit.cli.findings import Finding, Level
 from swapkit.cli.machine import find_machine
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 LEAST_DISK_BYTES = 64 << 20  # of the cache: a shim is some MB, and temporary files more
 SELF_TEST_SECONDS = 120.0
-_CLAUSE = re.compile(r"(>=|<)\s*(\d+(?:\.\d+)*)")
 
 
 def check_python() -> Finding:
@@ -89,9 +89,9 @@ def check_torch() -> Finding:
             level=Level.NOTE,
             remedy="pip install -e FOLDER also checks which releases swapkit needs",
         )
-    asked = next(each for each in needs if each.startswith("torch<"))
-    text = f"torch {torch.__version__} (swapkit needs {asked.removeprefix('torch')})"
-    if is_in_range(torch.__version__, asked):
+    asked = next(each for each in map(Requirement, needs) if each.name == "torch")
+    text = f"torch {torch.__version__} (swapkit needs {asked.specifier})"
+    if asked.specifier.contains(str(torch.__version__), prereleases=True):
         return Finding(name="torch", text=text)
     return Finding(
         name="torch",
@@ -99,27 +99,6 @@ def check_torch() -> Finding:
         level=Level.PROBLEM,
         remedy=f"pip install '{asked}'",
     )
-
-
-def is_in_range(version: str, asked: str) -> bool:
-    """Return whether a release is in a range.
-
-    Example:
-        >>> is_in_range("2.13.0+cpu", "torch<3,>=2.10"), is_in_range("2.9.1", "torch<3,>=2.10")
-        (True, False)
-    """
-    release = _numbers(version)
-    bounds = _CLAUSE.findall(asked)
-    return all(
-        release >= _numbers(bound) if sign == ">=" else release < _numbers(bound)
-        for sign, bound in bounds
-    )
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """Return the leading numbers of a version."""
-    found = re.match(r"\d+(?:\.\d+)*", version)
-    return tuple(int(number) for number in found[0].split(".")) if found else ()
 
 
 def check_cache() -> Finding:

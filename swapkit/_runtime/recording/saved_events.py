@@ -46,7 +46,6 @@ class SavedEvent(NamedTuple):
     kind: EventKind
     number: int | None
     operator: int
-    root_calls: int
     save: int
 
 
@@ -132,8 +131,7 @@ class Savings:
         return tuple(number for number in dict.fromkeys(used) if number not in reads)
 
     def _add(self, notes: Notes, kind: EventKind, number: int | None, save: int) -> None:
-        calls = notes.calls.root_calls
-        self.events.append(SavedEvent(kind, number, notes.operator_count, calls, save))
+        self.events.append(SavedEvent(kind, number, notes.operator_count, save))
 
 
 def _mark(notes: Notes, number: int, tensor: torch.Tensor, site: tuple[str, int]) -> bool:

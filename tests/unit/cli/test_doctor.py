@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 from swapkit import cli
 from swapkit._runtime.shim import build
@@ -104,16 +105,23 @@ def test_compiler_when_there_is_none_then_a_problem_unless_the_shim_is_compiled(
 
 
 @pytest.mark.parametrize(
-    ("version", "asked", "fits"),
+    ("version", "level"),
     [
-        ("2.10.0", "torch<3,>=2.10", True),
-        ("2.13.0+cpu", "torch<3,>=2.10", True),
-        ("2.9.1", "torch<3,>=2.10", False),
-        ("3.0.0a0", "torch<3,>=2.10", False),
+        ("2.10.0", Level.GOOD),
+        ("2.13.0+cpu", Level.GOOD),
+        ("2.14.0a0+git12ab34c", Level.GOOD),
+        ("2.9.1", Level.PROBLEM),
+        ("3.0.0a0", Level.PROBLEM),
     ],
 )
-def test_release_when_compared_then_by_its_numbers(version: str, asked: str, fits: bool) -> None:
-    assert checks.is_in_range(version, asked) is fits
+def test_release_when_out_of_range_then_a_problem(
+    version: str, level: Level, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    monkeypatch.setattr(importlib.metadata, "requires", lambda _: ["numpy>=1", "torch<3,>=2.10"])
+    found = checks.check_torch()
+    assert found.level is level
+    assert found.remedy == ("pip install 'torch<3,>=2.10'" if level is Level.PROBLEM else "")
 
 
 @pytest.mark.parametrize(
