@@ -121,8 +121,9 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
             device; without a model, the one that `install()` without a device would take.
         min_swap_bytes: smaller saved storages are never moved. At least 1024; 0 means 1024. None:
             the environment variable MIN_SWAP_TENSOR_SIZE, or 1024.
-        profile_steps: steps before there is a plan; the last of them is recorded. If memory that it
-            leaves behind makes it no model for the next steps, one more step is recorded.
+        profile_steps: steps before there is a plan; the last of them is recorded. One more is
+            recorded if that step is no model for the next ones, such as one that creates the
+            optimizer's states.
         search_steps: plans to try, for one or two steps each, before the session settles on one.
         plan: the result of `swapkit.plan`, or the path of a file that `session.save_plan` wrote.
             The session follows it from the first step, unless another number of ranks trains than

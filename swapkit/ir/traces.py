@@ -193,17 +193,6 @@ class Trace:
         return self.base_bytes + sum(each.nbytes for each in self.storages if each.birth == BEFORE)
 
     @property
-    def growth_bytes(self) -> int:
-        """The bytes in use after the step, less those before it, not counting gradients.
-
-        A program frees gradients after the step or within the next one.
-        """
-        end = len(self.operators)
-        counted = [each for each in self.storages if each.kind is not Kind.GRADIENT]
-        after = sum(each.nbytes for each in counted if each.death == end)
-        return after - sum(each.nbytes for each in counted if each.birth == BEFORE)
-
-    @property
     def peak_bytes(self) -> int:
         """Most bytes in use at once, without a plan."""
         return max(self.memory(), default=self.base_bytes)

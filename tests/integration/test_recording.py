@@ -7,7 +7,6 @@ import math
 import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import pytest
 import torch
@@ -18,18 +17,18 @@ from torch.utils.checkpoint import checkpoint
 import swapkit
 from swapkit._runtime.allocators.installation import installed_pool
 from swapkit._runtime.process.runtime import get_runtime
+from swapkit._runtime.recording.next_steps import has_leftovers
 from swapkit._runtime.recording.notes import Setting
 from swapkit._runtime.recording.recorder import Recorder
 from swapkit._runtime.saved.device import CPU
 from swapkit._runtime.torch_compat.isolation import hidden
-from swapkit.api import recording
 from swapkit.api.recording import record
 from swapkit.errors import InvalidArgument, SessionError
 from swapkit.ir.checks import check_trace
-from swapkit.ir.traces import BEFORE, Kind, Phase, Trace
+from swapkit.ir.traces import BEFORE, Kind, Phase
 from tests.programs import assert_same_bits
 from tests.support import installed, run_python
-from tests.support.occupancy import assert_memory_is_the_pools
+from tests.support.recorders import lives_of, recorded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,27 +66,6 @@ def training(*, again: bool = False) -> tuple[Callable[[], None], nn.Sequential,
     return step, model, optimizer
 
 
-def recorded(
-    step: Callable[[], object],
-    model: nn.Module | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
-) -> tuple[Trace, Recorder]:
-    """Record a step; its trace has what the pool had in use."""
-    recorders: list[Recorder] = []
-
-    class Kept(Recorder):
-        def __init__(self, setting: Setting) -> None:
-            super().__init__(setting)
-            recorders.append(self)
-
-    with mock.patch.object(recording, "Recorder", Kept):
-        trace = record(step, model, optimizer)
-    check_trace(trace)
-    (recorder,) = recorders
-    assert_memory_is_the_pools(recorder, trace)
-    return trace, recorder
-
-
 @pytest.fixture(autouse=True)
 def collected() -> None:
     """Let what other tests left in cycles not lie in the pool."""
@@ -105,11 +83,6 @@ def test_memory_when_a_step_is_recorded_then_it_is_what_the_pool_had_in_use(
             step()
         trace, _ = recorded(step, model, optimizer)
         assert trace.peak_bytes > 2 << 20
-
-
-def lives_of(trace: Trace, nbytes: int) -> list[tuple[int, int]]:
-    """Return the births and deaths of the storages of a size."""
-    return [(each.birth, each.death) for each in trace.storages if each.nbytes == nbytes]
 
 
 def test_storage_when_its_memory_goes_and_comes_back_then_each_time_is_a_life_of_its_own() -> None:
@@ -166,25 +139,7 @@ def test_memory_when_no_operator_is_seen_to_take_it_then_it_counts_while_it_is_t
 
         trace, recorder = recorded(step)
         assert lives_of(trace, nbytes) == [(1, 2)]
-        assert not recorder.has_leftovers(trace)
-
-
-@pytest.mark.parametrize("is_used", [False, True])
-def test_memory_when_it_is_left_from_the_step_before_then_that_is_known(is_used: bool) -> None:
-    with installed():
-        held = [torch.ones(1 << 20)]
-        x = torch.randn(WIDTH, requires_grad=True)
-
-        def step() -> None:
-            y = x.exp()
-            if is_used:
-                held[0].add_(1)
-            held.clear()
-            y.sum().backward()
-
-        trace, recorder = recorded(step)
-        assert [birth for birth, _ in lives_of(trace, 4 << 20)] == [BEFORE]
-        assert recorder.has_leftovers(trace) != is_used
+        assert not has_leftovers(trace, recorder.storages)
 
 
 def test_workspace_when_an_operator_needs_one_then_it_is_known() -> None:

@@ -182,8 +182,16 @@ def test_evaluation_when_it_comes_in_between_then_the_plan_stays(has_gradients: 
     assert log.session.stats.swapped_out_bytes > 0
 
 
-def test_recorded_step_when_it_leaves_states_behind_then_the_next_one_is_recorded_instead() -> None:
-    log = train_both(make_training, SHARE, STEPS, profile_steps=1)
+@pytest.mark.parametrize("profile_steps", [1, 2])
+def test_recorded_step_when_it_makes_the_states_then_the_next_one_is_recorded_instead(
+    profile_steps: int,
+) -> None:
+    def make() -> Training:
+        training = make_training()
+        training.optimizer = torch.optim.AdamW(training.model.parameters(), foreach=True)
+        return training
+
+    log = train_both(make, SHARE, STEPS, profile_steps=profile_steps)
     session = log.session
     parameters = sum(each.nbytes for each in make_training().model.parameters())
     assert log.stages[:2] == ["warmup", "search"]
@@ -191,6 +199,7 @@ def test_recorded_step_when_it_leaves_states_behind_then_the_next_one_is_recorde
     assert session.trace.bytes_before >= 3 * parameters  # with both states of each
     assert log.stages[-CALM:] == ["stable"] * CALM
     assert log.replans[-1] == 0
+    assert log.rescues_since(STEPS - CALM) == 0
 
 
 def test_memory_when_more_is_in_use_between_steps_then_they_are_heavier(

@@ -350,6 +350,7 @@ class PlanController:
         is_more = executor is not None and is_heavier(
             self._began_bytes, executor.bytes_before, self._config.limits.budget_bytes
         )
+        is_recorded = self._recording.is_recording
         trace = self._stop_recording(is_wanted=self._forwards.end())
         if instruction.mode is not StepMode.RECORD:
             self._times.add(self._learner.kind, taken.seconds)
@@ -367,6 +368,7 @@ class PlanController:
             deviation=report.deviation or "",
             resized_bytes=report.resized_bytes,
             trace=trace,
+            is_lost=is_recorded and trace is None,
             is_heavier=is_more,
         )
         try:
@@ -387,7 +389,7 @@ class PlanController:
     def _learn(self, outcome: Outcome) -> None:
         """Pass a step's outcome to the learner, and log what changes."""
         if outcome.trace is not None and not self._plans.agree(outcome.trace):
-            outcome = replace(outcome, trace=None)  # the next step is recorded again
+            outcome = replace(outcome, trace=None, is_lost=True)  # the next step is recorded again
         former, replans = self._learner.stage, self._learner.replans
         self._learner.end(outcome)
         self._plans.stages.end_step(self._learner)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from swapkit._runtime.execution.plan_checks import is_heavier
 from swapkit._runtime.model.node_ranks import count_ranks
+from swapkit._runtime.recording.next_steps import count_growth, has_leftovers
 from swapkit._runtime.recording.notes import Setting
 from swapkit._runtime.recording.recorder import Recorder
 from swapkit._runtime.recording.tables.clocks import StreamTimer
@@ -50,6 +51,12 @@ class StepRecording:
         recorder = self._recorder
         events = () if recorder is None else tuple(recorder.savings.events)
         return any(event.kind is EventKind.USE for event in events)
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether a recorder has begun."""
+        recorder = self._recorder
+        return recorder is not None and recorder.has_begun
 
     @property
     def is_waiting(self) -> bool:
@@ -146,8 +153,8 @@ def take_trace(
     """
     trace = replace(recorder.trace(step_seconds=step_seconds), signature=signature)
     # The next step begins with what this step leaves behind, such as an optimizer's states.
-    is_growing = is_heavier(trace.growth_bytes, 0, limit_bytes)
-    is_unusual = recorder.has_looked or recorder.has_leftovers(trace) or is_growing
+    is_growing = is_heavier(count_growth(trace, recorder.storages), 0, limit_bytes)
+    is_unusual = recorder.has_looked or is_growing or has_leftovers(trace, recorder.storages)
     return finish_trace(trace, recorder.doubtful, case, is_unusual=is_unusual)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from swapkit._native.pool import Pool
@@ -51,7 +50,6 @@ UPDATE = "swapkit.update_statistics"  # an operator's writes to anything but its
 # An operator that a region runs again in forward, because an operand is about to change. It needs
 # its own name: plans count captured runs by name (`execution/plan_compiler.py`), without this one.
 AGAIN = "swapkit.run_again"
-_LEFTOVERS = 0.01  # of the peak
 
 
 class Recorder(Notes):
@@ -86,15 +84,6 @@ class Recorder(Notes):
     def has_looked(self) -> bool:
         """Whether a region had its first run, which keeps more than later runs do."""
         return Evidence.count != self._looks_before
-
-    def has_leftovers(self, trace: Trace) -> bool:
-        """Return whether the trace's peak has memory that the step before may have left once.
-
-        Such as that of objects in cycles, which the garbage collector frees at some time.
-        """
-        leftovers = self.storages.leftovers
-        own = tuple(each for i, each in enumerate(trace.storages) if i not in leftovers)
-        return replace(trace, storages=own).peak_bytes < (1 - _LEFTOVERS) * trace.peak_bytes
 
     @property
     def doubtful(self) -> frozenset[int]:

@@ -144,7 +144,7 @@ class Case:
     share: float = 1.0  # of the budget to plan for: the chosen plan's, if there is one
     retreats: int = 0  # plans for less memory, since the recording
     recordings: int = 0  # since steps were regular
-    cost_seconds: float = 0.0  # of the last recording and all plans made from it
+    cost_seconds: float = 0.0  # of recording it, lost recordings included, and of all plans since
     is_again: bool = False  # whether a step is recorded again: its times or memory are no model
     odd_steps: int = 0  # in a row, that went another way
     resized_bytes: int = 0  # of the tensor with which the last step left the plan; 0: none did

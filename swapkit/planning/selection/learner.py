@@ -220,10 +220,14 @@ class Learner(LeanTrials):
         self._any.see(self._length)
         self._given.end(self._signature)
         self._seconds += outcome.seconds
-        if outcome.trace is not None:
-            self._take(case, outcome)
+        if outcome.trace is not None or outcome.is_lost:
+            usual = statistics.median(case.seconds) if case.seconds else outcome.seconds
+            self._charge(case, max(0.0, outcome.seconds - usual))
         else:
             case.seconds.append(outcome.seconds)
+        if outcome.trace is not None:
+            self._take(case, outcome.trace)
+        else:
             self._learn(case, outcome)
         self._asking.collect()
 
@@ -239,16 +243,12 @@ class Learner(LeanTrials):
         elif outcome.rescues:
             self._retreat(case, 1)
 
-    def _take(self, case: Case, outcome: Outcome) -> None:
+    def _take(self, case: Case, trace: Trace) -> None:
         """Make plans from a new trace."""
-        usual = statistics.median(case.seconds) if case.seconds else outcome.seconds
-        case.cost_seconds = 0.0
-        self._charge(case, max(0.0, outcome.seconds - usual))
         self._recordings += 1
-        assert outcome.trace is not None
-        case.trace = outcome.trace
+        case.trace = trace
         if case is self._general:
-            case.trace = self._any.record(outcome.trace, self._length)
+            case.trace = self._any.record(trace, self._length)
         case.recordings += 1
         case.retreats, case.is_refined = 0, False
         # Its steps are not comparable.
@@ -365,6 +365,7 @@ class Learner(LeanTrials):
         case.chosen, case.candidates, case.trials = None, [], []
         case.lean = Lean()
         case.odd_steps = case.regular_steps = 0
+        case.cost_seconds = 0.0
 
     def _do_without(self, case: Case) -> None:
         """Continue with the current plans, because there are none for less memory."""

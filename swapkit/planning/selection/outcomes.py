@@ -49,6 +49,7 @@ class Outcome:
     deviation: str = ""  # where the step left the plan; empty: nowhere
     resized_bytes: int = 0  # of the tensor there, if only its size was unexpected
     trace: Trace | None = None  # the recorded trace
+    is_lost: bool = False  # whether the step was recorded, but there is no trace to plan from
     is_heavier: bool = (
         False  # whether more memory was in use before it than before the recorded one
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -75,6 +75,16 @@ def proven(plans: Plans, planning_seconds: float = 0.0) -> Learner:
     run(made, seconds(*[1.0] * REGULAR_STEPS))
     assert made.stage is Stage.STABLE
     return made
+
+
+def test_recording_when_it_is_lost_then_it_costs_as_much_and_its_time_is_not_usual() -> None:
+    slow = replace(RECORDED, seconds=5.0)
+    lost = replace(slow, trace=None, is_lost=True)
+    made = Learner(Plans(count=1), profile_steps=3, search_steps=4, clock=Clock(0.0))
+    assert run(made, [*seconds(1.0, 1.0), lost, slow]) == ["rescue", "rescue", "record", "record"]
+    assert made.case is not None
+    assert made.case.cost_seconds == 2 * (5.0 - 1.0)
+    assert list(made.case.seconds) == [1.0, 1.0]
 
 
 @pytest.mark.promise("C4")
