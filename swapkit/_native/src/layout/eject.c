@@ -5,9 +5,9 @@
  * heavier, so that the search does not go in circles (guided ejection search: Nagata and Braysy,
  * 2009). When all are back, the limit is lowered.
  *
- * With many items out, the search seldom recovers. So it restarts from the last layout, with the
- * weights found so far. The limit of items out follows the sequence 1, 2, 1, 4, 1, 2, 1, 8, ... of
- * Luby, Sinclair and Zuckerman, 1993, in sixteenths of all items. */
+ * With many more items out, the search seldom recovers. So it restarts from the last layout, with
+ * the weights found so far. The limit of additional items out follows the sequence 1, 2, 1, 4, 1,
+ * 2, 1, 8, ... of Luby, Sinclair and Zuckerman, 1993, in sixteenths of all items. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,7 +22,7 @@ enum {
     RUN = 16,             /* of a sort: what is sorted by insertion */
     GROWTH = 4,           /* an item that displaces others gains one part in so many */
     PARTS = 16,           /* of the items */
-    MOST_PARTS = 8,       /* out before a restart */
+    MOST_PARTS = 8,       /* more of them out before a restart */
     RESTART_WORK = 20,    /* for each item */
     UNIT_WEIGHT = 1 << 24 /* of an item that takes everything */
 };
@@ -340,10 +340,10 @@ static void restart(sk__press *press, const int64_t *offsets) {
     press->work += RESTART_WORK * (int64_t)press->layout->nitems;
 }
 
-/* Return the limit of items out before restart number `count`. */
+/* Return the limit of additional items out before restart number `count`. */
 static int32_t most_out(const sk_layout *layout, uint32_t count) {
     uint32_t parts = count & (~count + 1);         /* its lowest bit */
-    int32_t part = layout->nitems / PARTS + PARTS; /* of few items, all may be out */
+    int32_t part = layout->nitems / PARTS + PARTS; /* 16 items may always be out */
     return part * (int32_t)(parts < MOST_PARTS ? parts : MOST_PARTS);
 }
 
@@ -351,6 +351,7 @@ static int32_t most_out(const sk_layout *layout, uint32_t count) {
 static bool press_below(sk__press *press, const sk_layout_effort *effort, const int64_t *offsets) {
     uint32_t count = 1; /* of restarts, with the next one */
     restart(press, offsets);
+    int32_t above = press->npool; /* out after each restart */
     for (int64_t step = 0; press->npool > 0; step++) {
         if (press->work >= effort->most_work ||
             (step % STOP_EVERY == 0 && sk__is_stopped(effort))) {
@@ -360,7 +361,7 @@ static bool press_below(sk__press *press, const sk_layout_effort *effort, const 
         if (!put_back(press)) {
             return false;
         }
-        if (press->npool > most_out(press->layout, count)) {
+        if (press->npool - above > most_out(press->layout, count)) {
             restart(press, offsets);
             count++;
         } else if (press->npool > before) {
@@ -374,7 +375,8 @@ static void search(sk__press *press, const sk_layout_effort *effort, int64_t *of
     int64_t bound = press->layout->bound;
     int64_t height = sk__layout_height(press->layout, offsets);
     weigh(press);
-    while (height > effort->target) {
+    /* Below the bound, fixed items would be above the limit. */
+    while (height > effort->target && height > bound) {
         press->limit = bound + (height - bound) / 100 * STEP_PERCENT;
         press->limit = press->limit < effort->target ? effort->target : press->limit;
         press->limit = press->limit >= height ? height - 1 : press->limit;

@@ -168,6 +168,36 @@ def test_fixed_items_stay_when_a_layout_is_pressed() -> None:
     assert items.verify(offsets) < before
 
 
+def test_a_layout_at_the_bound_is_pressed_no_further() -> None:
+    starts = np.arange(9000)  # too many for another placement after pressing
+    fixed = np.where(starts == 100, 1000, -1)
+    lifetimes = Lifetimes(starts, starts + 2, np.full(len(starts), 10), fixed)
+    layout = place(lifetimes, capacity=5)
+    check(lifetimes, layout)
+    assert layout.height == layout.lower_bound == 1010
+    assert layout.offsets[100] == 1000
+
+
+def test_a_layout_with_most_items_on_top_can_be_pressed() -> None:
+    draw = np.random.default_rng(0)
+    long_lived, count = 24, 300
+    starts = draw.integers(0, 3 * count, long_lived)
+    ends = starts + draw.integers(count, 3 * count, long_lived)
+    times = 3 * np.arange(count)
+    lifetimes = Lifetimes(
+        np.concatenate([starts, times]),
+        np.concatenate([ends, times + 3]),
+        np.concatenate([draw.integers(200, 3000, long_lived), np.full(count, 2000)]),
+    )
+    items, offsets = native(lifetimes), np.empty(len(lifetimes), np.int64)
+    order = np.argsort(lifetimes.starts - lifetimes.ends, kind="stable").astype(np.int32)
+    items.place(order, FIRST_FIT, offsets)
+    offsets[long_lived:] = (offsets + lifetimes.nbytes)[:long_lived].max()
+    bound, before = items.measure(), items.verify(offsets)
+    items.press(offsets, most_work=50_000_000, target=bound, seed=0, stop=StopFlag())
+    assert items.verify(offsets) - bound < (before - bound) / 4
+
+
 def test_pressed_packings_are_close_to_the_bound() -> None:
     count, excesses = 150, []
     for seed in range(8):
