@@ -267,6 +267,13 @@ class Case:
         self.held_steps = 0
         self.rescued.clear()
 
+    def choose_untried(self, plan: Plan) -> None:
+        """Follow a plan without a trial; its predicted time counts until its steps are timed."""
+        tried = Tried(plan, 0.0, 0, share=self.share)
+        tried.seconds = self.pace * tried.predicted_seconds
+        self.trials, self.looks = [tried], []
+        self.choose(plan)
+
     def keep_plans(self) -> None:
         """Keep the current plans, because there are none for less memory, and stop asking."""
         self.asked = None

@@ -130,7 +130,8 @@ class Learner(LeanTrials):
 
     def adopt(self, signature: str, trace: Trace, plan: Plan) -> None:
         """Follow an existing plan, from the first step on."""
-        self._cases[signature] = Case(trace=trace, recordings=1, chosen=plan)
+        case = self._cases[signature] = Case(trace=trace, recordings=1)
+        case.choose_untried(plan)
         self._given.give(signature)
 
     def rename(self, former: str, signature: str) -> None:

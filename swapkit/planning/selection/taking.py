@@ -98,16 +98,16 @@ class Taking:
         return self._any.as_recorded() if is_first else None
 
     def _take_plans(self, case: Case, asked: Asked, found: Found) -> None:
-        if case.chosen is not None:
-            case.trials = []
+        is_first = case.chosen is not None or not case.trials  # of a search
         case.asked, case.chosen, case.candidates, case.looks = None, None, [], []
         case.lean = Lean()
         case.share = case.candidates_share = found.share
         case.why_none = found.why_none
         case.trace = asked.request.trace
-        if len(found.plans) == 1 and not case.trials:
-            case.choose(found.plans[0])
+        if is_first and len(found.plans) == 1:
+            case.choose_untried(found.plans[0])
         else:
+            case.trials = [] if is_first else case.trials
             case.candidates = list(found.plans)
         if asked.replaces:
             is_less = asked.replaces != LONGER

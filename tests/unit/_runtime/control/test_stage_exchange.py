@@ -46,11 +46,12 @@ class Rank:
 
 
 def step(exchange: StageExchange, times: StageTimes | None) -> dict[int, StageTimes]:
-    """End a step, after the answer to the last look has come."""
+    """End a step; wait until this rank has written, and read the others."""
+    found = exchange.end_step(times)
     answer = exchange._answer
     if answer is not None:
         answer._thread.join(20)
-    return exchange.end_step(times)
+    return found
 
 
 def start(*pipelines: tuple[int, ...], store: Any = None) -> list[Rank]:

@@ -56,7 +56,7 @@ class Stage:
         self.lean_plans = LeanPlans(8 * MIB)
         self.plans = StagePlans(self.lean_plans if can_lean else None)
         self.learner = Learner(self.make, profile_steps=1, search_steps=searches)
-        self.seconds = STEP
+        self.seconds = STEP + added
 
     def make(self, trace: Trace, *, share: float, count: int) -> tuple[Plan, ...]:
         assert trace is self.trace
@@ -69,10 +69,10 @@ class Stage:
         instruction = self.learner.begin(signature)
         is_recorded = instruction.mode.value == "record"
         self.learner.end(Outcome(seconds=self.seconds, trace=self.trace if is_recorded else None))
+        self.plans.end_step(self.learner)
         exchange = self.plans._exchange
         if exchange is not None and exchange._answer is not None:
             exchange._answer._thread.join(20)
-        self.plans.end_step(self.learner)
         return instruction.plan.policy if instruction.plan else instruction.mode.value
 
     def describe(self) -> str:

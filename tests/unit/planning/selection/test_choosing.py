@@ -140,3 +140,27 @@ def test_pace_when_the_chosen_plan_is_known_then_it_is_that_of_many_steps() -> N
     assert case.pace == pytest.approx(5.0)
     run(made, seconds(*[1.0] * LOOKS))
     assert case.pace == pytest.approx(2.0)
+
+
+def test_pace_when_a_plan_is_followed_without_a_trial_then_it_is_that_of_its_steps() -> None:
+    made = searching(0.5)
+    case = made.case
+    assert case is not None
+    assert case.pace == pytest.approx(1.0)  # as predicted, until it is known
+    run(made, seconds(*[1.0] * LOOKS))
+    assert case.pace == pytest.approx(2.0)
+    run(made, [Outcome(seconds=1.0, rescues=1)] * 2)  # a plan for less memory replaces it
+    assert made.replans == 1
+    assert case.pace == pytest.approx(2.0)
+    run(made, seconds(*[1.5] * LOOKS))
+    assert case.pace == pytest.approx(3.0)
+
+
+def test_pace_when_a_plan_is_given_then_it_is_that_of_its_steps() -> None:
+    made = Learner(Predicting(()), profile_steps=2, search_steps=4)
+    assert RECORDED.trace is not None
+    (plan,) = Predicting((0.5,))(RECORDED.trace, share=1.0, count=1)
+    made.adopt(SHAPE, RECORDED.trace, plan)
+    run(made, seconds(*[1.0] * LOOKS))
+    assert made.case is not None
+    assert made.case.pace == pytest.approx(2.0)
