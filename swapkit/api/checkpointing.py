@@ -97,6 +97,9 @@ def checkpoint(  # noqa: PLR0913 - keyword arguments of a public function
     may move the inputs and the kept results; recomputed tensors count as memory that backward
     needs. On one part, `checkpoint` wins over `offload`: use `swap_inputs=True` instead.
 
+    Collectives inside the part are repeated in backward, as by torch's checkpoint, so all ranks
+    must use it alike.
+
     Some parts run twice, as in non-reentrant `torch.utils.checkpoint`: in programs of several
     ranks, and with `offload`, `policy` or `check_values`. So do parts, from their second run on, if
     the first run shows that kernels invisible to torch write to their memory or that too much would

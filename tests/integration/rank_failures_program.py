@@ -26,6 +26,7 @@ from tests.support.sessions import make_training
 if TYPE_CHECKING:
     from tests.support.sessions import Training
 
+distributed: Any = dist  # torch's list of public names lacks some
 RANK = int(os.environ.get("RANK", "0"))
 BUDGET = 64 * MIB
 STEPS, FAILS_AT = 6, 2
@@ -42,9 +43,11 @@ def ask_for_too_much() -> None:
 
 
 class Scenario:
-    """A run of both ranks; the methods are what differs."""
+    """A run of both ranks, one of which fails; the methods are what differs."""
 
     on_oom = ("all", "all")
+    debug = distributed.DebugLevel.OFF
+    fails = 1  # the rank that runs out of memory
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -52,18 +55,18 @@ class Scenario:
         self.caught = ""
 
     def announce(self) -> None:
-        """On rank 0: say that the step saves no more tensors, so that only a collective fails."""
+        """Say, on the rank that waits, that the step saves no more: only a collective can fail."""
         self._store.set("waits", "")
 
     def await_announced(self) -> None:
         self._store.wait(["waits"])
 
     def await_found(self) -> None:
-        """Wait until rank 0 has failed."""
-        self._store.wait(["found/0"])
+        """Wait until the other rank has failed."""
+        self._store.wait([f"found/{1 - RANK}"])
 
     def fail(self) -> None:
-        """Run out of memory on rank 1, which goes on when rank 0 has failed."""
+        """Run out of memory, and go on when the other rank has failed."""
         self.await_announced()
         try:
             ask_for_too_much()
@@ -75,10 +78,10 @@ class Scenario:
         compare_parameters(self.training.model)
 
     def step(self, number: int) -> None:
-        if RANK == 1 and number == FAILS_AT:
+        if self.fails == RANK and number == FAILS_AT:
             self.fail()
         self.training.step()
-        if RANK == 0 and number == FAILS_AT:
+        if self.fails != RANK and number == FAILS_AT:
             self.announce()
         self.communicate()
 
@@ -101,6 +104,18 @@ class Scenario:
 
 class Caught(Scenario):
     """Rank 0 waits in a collective."""
+
+
+class Checked(Scenario):
+    """As under TORCH_DISTRIBUTED_DEBUG=DETAIL: ranks meet in a helper group before a collective."""
+
+    debug = distributed.DebugLevel.DETAIL
+
+
+class CheckedFirst(Checked):
+    """The first rank fails there, for which the other one waits in another way."""
+
+    fails = 0
 
 
 class Computing(Scenario):
@@ -161,6 +176,8 @@ class Dead(Scenario):
 
 SCENARIOS: dict[str, type[Scenario]] = {
     "caught": Caught,
+    "checked": Checked,
+    "checked first": CheckedFirst,
     "computing": Computing,
     "distributed": Distributed,
     "uncaught": Uncaught,
@@ -174,18 +191,18 @@ def main() -> NoReturn:
     torch.set_num_threads(1)
     swapkit.install()
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    stores: Any = dist  # torch's list of public names lacks them
-    server = stores.TCPStore(host, port, is_master=False)
+    server = distributed.TCPStore(host, port, is_master=False)
     found: dict[str, list[Any]] = {}
     for name, make in SCENARIOS.items():
+        distributed.set_debug_level(make.debug)
         dist.init_process_group(
             "gloo",
-            store=stores.PrefixStore(name, server),
+            store=distributed.PrefixStore(name, server),
             rank=RANK,
             world_size=2,
             timeout=datetime.timedelta(minutes=30),
         )
-        own_store = stores.PrefixStore(f"scenario/{name}", server)
+        own_store = distributed.PrefixStore(f"scenario/{name}", server)
         mine = make(own_store).run()
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()

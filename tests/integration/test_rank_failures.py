@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.rank_failures_program import BUDGET, FAILS_AT, STEPS
+from tests.integration.rank_failures_program import BUDGET, FAILS_AT, SCENARIOS, STEPS
 from tests.support import ROOT
 from tests.support.ranks import run_on_ranks
 
@@ -19,17 +19,20 @@ def found(scenario: str) -> list[dict[str, Any]]:
     return ranks
 
 
-@pytest.mark.parametrize("scenario", ["caught", "distributed", "uncaught"])
+@pytest.mark.parametrize(
+    "scenario", ["caught", "distributed", "uncaught", "checked", "checked first"]
+)
 def test_rank_when_another_is_out_of_memory_then_it_leaves_the_collective_and_names_it(
     scenario: str,
 ) -> None:
-    waiting, _ = found(scenario)
+    fails = SCENARIOS[scenario].fails
+    waiting = found(scenario)[1 - fails]
     assert waiting["error"] == "RankOutOfMemory"
-    assert waiting["rank"] == 1
+    assert waiting["rank"] == fails
     assert waiting["budget"] == BUDGET
     assert waiting["cause"] == "RuntimeError"  # of the collective
-    assert "rank 1 ran out of memory within its budget of 64.00 MiB" in waiting["text"]
-    assert "this is rank 0" in waiting["text"]
+    assert f"rank {fails} ran out of memory within its budget of 64.00 MiB" in waiting["text"]
+    assert f"this is rank {1 - fails}" in waiting["text"]
     assert "128.00 MiB" not in waiting["text"]
     assert "512.00 MiB (536870912 bytes) requested" in waiting["text"]
     assert waiting["limit"] == 0  # the session has ended

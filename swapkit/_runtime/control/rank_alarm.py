@@ -46,8 +46,11 @@ FASTEST_SECONDS, SLOWEST_SECONDS, MOST_RATE = 0.2, 1.0, 2000
 # How long a session that ends with an error waits for the news of its cause, or for its own news to
 # arrive: a process that ends at once would take them along.
 NEWS_SECONDS = 1.0
-# In the texts of torch's backends for a connection that ended or was aborted.
-_BROKEN = re.compile(r"connection (closed|reset|refused)|broken pipe|aborted|nccl|hccl|gloo", re.I)
+# In the texts of torch's backends for a connection that ended or was aborted. Under DETAIL, rank 0
+# only says that a rank "failed to pass monitoredBarrier".
+_BROKEN = re.compile(
+    r"connection (closed|reset|refused)|broken pipe|aborted|nccl|hccl|gloo|monitoredBarrier", re.I
+)
 
 
 def parse_failure(text: bytes | str, own_rank: int) -> tuple[str, RankOutOfMemory]:

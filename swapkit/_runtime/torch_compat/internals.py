@@ -333,11 +333,19 @@ def connect_again(store: Store) -> Store:
     return own
 
 
-def group_stores() -> list[tuple[Any, Store]]:
-    """Return each process group of this process, with the store of its backends."""
+def group_stores() -> list[tuple[Any, Store, str]]:
+    """Return each process group of this process, the store of its backends, and a prefix of keys.
+
+    The prefix is that of gloo's helper group, in which ranks compare their collectives before they
+    begin them (`TORCH_DISTRIBUTED_DEBUG=DETAIL`).
+    """
     from torch.distributed import distributed_c10d
 
-    return [(group, store) for group, (_, store) in distributed_c10d._world.pg_map.items()]
+    world, helper = distributed_c10d._world, distributed_c10d.PG_WRAPPER_STORE_PREFIX
+    return [
+        (group, store, f"{helper}:{world.pg_names[group]}/")
+        for group, (_, store) in world.pg_map.items()
+    ]
 
 
 def abort_groups() -> None:

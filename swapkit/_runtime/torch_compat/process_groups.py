@@ -3,7 +3,8 @@
 NCCL's process groups can be aborted. Gloo's ignore that: a thread that waits for a rank waits until
 the group's timeout. But gloo gives up at once when a connection closes, as it does when a rank
 dies. So the connections are shut down here: those with an end at an address where gloo listens.
-Gloo publishes these addresses in the group's store.
+Gloo publishes these addresses in the group's store. Under `TORCH_DISTRIBUTED_DEBUG=DETAIL` each
+backend has a helper group of gloo's, in which ranks wait first, so its connections count as well.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ def end_collectives() -> int:
 def _find_gloo_addresses() -> bytes:
     """Return what gloo's backends have published: for each rank, addresses among other bytes."""
     found: list[bytes] = []
-    for group, shared in group_stores():
+    for group, shared, helper in group_stores():
         store = connect_again(shared)  # a thread of the user's may wait in the shared one for hours
-        for device in _DEVICES:
+        for backend in [f"{device}//{prefix}" for device in _DEVICES for prefix in ("", helper)]:
             for interface in range(MOST_INTERFACES):
-                keys = [f"{device}//{interface}/{rank}" for rank in range(group.size())]
+                keys = [f"{backend}{interface}/{rank}" for rank in range(group.size())]
                 if not store.check(keys):
                     break
                 found += store.multi_get(keys)

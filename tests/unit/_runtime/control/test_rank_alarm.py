@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch.distributed
 
 from swapkit._native.lib import interruptions
 from swapkit._runtime.control import rank_alarm
-from swapkit._runtime.control.rank_alarm import RankAlarm, parse_failure
+from swapkit._runtime.control.rank_alarm import RankAlarm, RankWatch, parse_failure
 from swapkit.errors import InvalidDocument, RankOutOfMemory
 
 if TYPE_CHECKING:
@@ -57,6 +58,35 @@ def test_ranks_when_one_fails_then_all_know_and_only_the_others_raise(ended: lis
     for number, each in enumerate(ranks):
         each.leave(ELSEWHERE + number)
     assert interruptions == []  # code after the session must not raise it
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[pair.cc:553] Connection closed by peer [127.0.0.1]:20163",
+        "[Rank 0]: Ranks 1 failed to pass monitoredBarrier in 30000 ms",  # DETAIL's, on rank 0
+    ],
+)
+def test_error_of_a_broken_collective_when_it_comes_before_the_news_then_it_waits_for_them(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting, failed = make_ranks(distributed.HashStore())
+
+    def hear() -> RankOutOfMemory | None:
+        failed.announce(1 << 20, "too much")
+        return RankAlarm.await_end(waiting)
+
+    monkeypatch.setattr(waiting, "await_end", hear)
+    monkeypatch.setattr(rank_alarm, "find_alarm", lambda: waiting)
+    installation: Any = SimpleNamespace(failures=[])
+    watch = RankWatch(installation, 1 << 20)
+    try:
+        assert watch.find_cause(RuntimeError("a mistake of the program")) is None
+        cause = watch.find_cause(RuntimeError(text))
+        assert cause is not None
+        assert cause.rank == 1
+    finally:
+        watch.end()
 
 
 def test_rank_when_it_joins_late_then_it_hears_what_was_said_before() -> None:

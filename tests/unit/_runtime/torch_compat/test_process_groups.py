@@ -60,19 +60,20 @@ def connections(request: pytest.FixtureRequest) -> Iterator[list[Connection]]:
         each.close()
 
 
+@pytest.mark.parametrize("key", ["cpu//0/0", "cuda//pg_wrapper:7/0/0"])
 def test_collectives_when_ended_then_only_connections_of_gloo_are_shut_down(
-    connections: list[Connection], monkeypatch: pytest.MonkeyPatch
+    connections: list[Connection], key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gloos, other = connections
     store = distributed.HashStore()
-    store.set("cpu//0/0", published(gloos.client.family, gloos.port))
+    store.set(key, published(gloos.client.family, gloos.port))
 
     class Group:
         def size(self) -> int:
             return 1
 
     aborted = []
-    monkeypatch.setattr(process_groups, "group_stores", lambda: [(Group(), store)])
+    monkeypatch.setattr(process_groups, "group_stores", lambda: [(Group(), store, "pg_wrapper:7/")])
     monkeypatch.setattr(process_groups, "abort_groups", lambda: aborted.append(True))
     assert process_groups.end_collectives() == 2  # both ends are here
     assert not gloos.is_open()
