@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,9 @@ from tests.support.sessions import TOKENS, WIDTH, Training, make_training, train
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+RANK = int(os.environ.get("RANK", "0"))
 STEPS = 14
+distributed: Any = dist  # torch's list of public names lacks some
 
 
 @dataclass(frozen=True)
@@ -33,12 +36,15 @@ class Scenario:
 
     `evaluator`: the rank with a session for evaluation around the one that trains; -1: none.
     `strays`: the rank that runs another code path in every third step; -1: none does.
+    `joins`: for each rank, how many steps its session trains before there is a process group, at
+    most; -1: the session begins in it.
     """
 
     shares: tuple[float, float]
     tokens: tuple[int, int] = (TOKENS, TOKENS)
     evaluator: int = -1
     strays: int = -1
+    joins: tuple[int, int] = (-1, -1)
 
 
 SCENARIOS = {  # in this order: the sessions of one rank alone come before those of both
@@ -47,6 +53,9 @@ SCENARIOS = {  # in this order: the sessions of one rank alone come before those
     "evaluated": Scenario((0.7, 0.9), evaluator=0),
     "unlike": Scenario((0.5, 0.9), tokens=(TOKENS // 2, 2 * TOKENS)),
     "another path": Scenario((0.7, 0.7), strays=1),
+    "joined": Scenario((0.9, 0.6), joins=(0, 0)),
+    "one joined": Scenario((0.9, 0.6), joins=(0, -1)),
+    "joined after plans": Scenario((0.9, 0.6), joins=(8, 8)),
 }
 
 
@@ -91,19 +100,31 @@ def make(tokens: int, *, strays: bool = False) -> Training:
     return training
 
 
-def train(training: Training, session: Any = None) -> list[str]:
+def begin_group(name: str) -> None:
+    """Make the default process group. Each has keys of its own in the store of the launcher."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    server = distributed.TCPStore(host, port, is_master=False)
+    store = distributed.PrefixStore(f"group {name}", server)
+    dist.init_process_group("gloo", store=store, rank=RANK, world_size=2)
+
+
+def train(training: Training, session: Any = None, join: tuple[int, str] = (-1, "")) -> list[str]:
     """Train in step with the other rank; return the stage after each step."""
     stages = []
-    for _ in range(STEPS):
+    for step in range(STEPS):
+        if step == join[0]:
+            begin_group(join[1])
         training.step()
-        dist.barrier()
+        if dist.is_initialized():
+            dist.barrier()
         stages.append("" if session is None else session.stage)
     return stages
 
 
-def run(scenario: Scenario) -> dict[str, Any]:
+def run(name: str) -> dict[str, Any]:
     """Train without a session, and with one; return what became of that."""
-    rank = dist.get_rank()
+    scenario, rank = SCENARIOS[name], RANK
+    joins = scenario.joins[rank]
     share, tokens = scenario.shares[rank], scenario.tokens[rank]
     make_one = functools.partial(make, tokens, strays=scenario.strays == rank)
     plain = train_plainly(make_one, STEPS)
@@ -113,6 +134,10 @@ def run(scenario: Scenario) -> dict[str, Any]:
         return {"same": training.outcome() == plain.outcome}
     messages = Messages()
     limit = plain.budget(share)
+    if max(scenario.joins) >= 0:
+        dist.destroy_process_group()
+        if joins < 0:
+            begin_group(name)
     swapkit.reset_peak_memory_stats()
     with contextlib.ExitStack() as stack:
         stack.enter_context(watch(messages))
@@ -122,7 +147,7 @@ def run(scenario: Scenario) -> dict[str, Any]:
             swapkit.budget(limit, training.model, training.optimizer, search_steps=2)
         )
         with planning_at_once():
-            stages = train(training, session)
+            stages = train(training, session, (joins, name))
         plan = session.plan
         found = {
             "limit": limit,
@@ -136,9 +161,9 @@ def run(scenario: Scenario) -> dict[str, Any]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    begin_group("")
     swapkit.install()
-    found = {name: run(scenario) for name, scenario in SCENARIOS.items()}
+    found = {name: run(name) for name in SCENARIOS}
     tell_and_exit(found)
 
 

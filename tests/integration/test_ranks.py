@@ -11,7 +11,8 @@ from tests.support import ROOT
 from tests.support.ranks import run_on_ranks
 
 PROGRAM = ROOT / "tests" / "integration" / "ranks_program.py"
-SCENARIOS = ("alone", "agreed", "evaluated", "unlike", "another path")
+JOINED = ("joined", "one joined", "joined after plans")  # by sessions that began before the group
+SCENARIOS = ("alone", "agreed", "evaluated", "unlike", "another path", *JOINED)
 
 
 def found() -> dict[str, list[dict[str, Any]]]:
@@ -29,8 +30,9 @@ def test_training_when_ranks_agree_or_not_then_the_same_bits_within_each_budget(
         assert rank.get("peak", 0) <= rank.get("limit", 0)
 
 
-def test_plans_when_budgets_differ_then_both_are_for_the_smaller_one() -> None:
-    ranks = found()["agreed"]
+@pytest.mark.parametrize("scenario", ["agreed", *JOINED])
+def test_plans_when_budgets_differ_then_both_are_for_the_smaller_one(scenario: str) -> None:
+    ranks = found()[scenario]
     limits = [rank["limit"] for rank in ranks]
     assert limits[0] > limits[1]
     for rank in ranks:

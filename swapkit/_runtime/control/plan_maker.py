@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from swapkit._runtime.control.rank_agreement import join_ranks
-from swapkit._runtime.control.rank_likeness import describe_parts, describe_step
+from swapkit._runtime.control.rank_likeness import describe_step, describe_weakly
 from swapkit._runtime.control.resharding import AUTO, Resharding
 from swapkit._runtime.control.stage_plans import StagePlans
 from swapkit._runtime.machine.measured_machine import measure_machine
@@ -23,7 +23,7 @@ from swapkit.planning.planner import PlanTarget, find_floor
 from swapkit.planning.selection.learner import Learner
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     import torch
 
@@ -62,6 +62,8 @@ class PlanMaker:
         self._config = config
         self.machine: Machine | None = None  # the machine to plan for
         self._ranks: Ranks | None = None  # None: there are no other ranks
+        self._describe: Callable[[], str] = str  # returns what is trained, for other ranks
+        self._has_planned = False  # whether the ranks, or this one alone, could make plans
         self._floor: ThreadJob[int] | None = None  # computes the smallest budget that has a plan
         self._is_over = False
         has_lean = isinstance(config.policy, str)  # a user's policy makes one plan for each budget
@@ -110,7 +112,8 @@ class PlanMaker:
         self, model: torch.nn.Module | None, optimizers: Iterable[torch.optim.Optimizer]
     ) -> None:
         """Find the other ranks, if any, that train the same, and what they may change together."""
-        self._ranks = join_ranks(describe_parts(model, optimizers))
+        self._describe = describe_weakly(model, optimizers)
+        self._ranks = join_ranks(self._describe)
         if self._config.reshard == AUTO and isinstance(self._config.policy, str):
             self.resharding = Resharding(model, self._config.policy)
 
@@ -123,8 +126,10 @@ class PlanMaker:
 
     def agree(self, trace: Trace) -> bool:
         """Return whether plans may be made from a trace now, for the budget of ranks alike."""
+        self._join_group()
         if not self._has_agreed(trace):
             return False
+        self._has_planned = True
         if self.resharding is not None:
             budget_bytes = self._config.limits.budget_bytes
             if self._ranks is not None:
@@ -141,7 +146,17 @@ class PlanMaker:
         reason = "" if self.resharding is None else self.resharding.end_step()
         if reason and self._ranks is not None:
             self._ranks.forget_floors()
+        if self._join_group() and self._has_planned:
+            self._has_planned = False
+            return "a process group has come, whose ranks agree on a budget"
         return reason
+
+    def _join_group(self) -> bool:
+        """Join the ranks of a process group that is new; return whether there is one."""
+        former = self._ranks
+        if not self._is_over:
+            self._ranks = join_ranks(self._describe, former)
+        return self._ranks is not former
 
     def see_forward(self) -> None:
         """Handle the start of a forward of the model."""

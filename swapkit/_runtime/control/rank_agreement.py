@@ -160,6 +160,10 @@ class Ranks:
         """Forget how much the ranks' steps need at least: from now on, they are other steps."""
         self._alike = {rank: replace(each, floor_bytes=0) for rank, each in self._alike.items()}
 
+    def meet_at(self, places: MeetingPlaces) -> bool:
+        """Return whether these are the ranks' meeting places: each process group has its own."""
+        return self._places is places
+
     def leave(self) -> None:
         """Withdraw this rank's numbers, unless all ranks have read them. Any thread."""
         self._is_settled = True
@@ -216,10 +220,18 @@ class Ranks:
         )
 
 
-def join_ranks(parts: str) -> Ranks | None:
-    """Return the ranks for a session that begins; None: there are no other ranks.
+def join_ranks(describe: Callable[[], str], former: Ranks | None = None) -> Ranks | None:
+    """Return a session's ranks in the default process group; None: there are no other ranks.
 
-    `parts`: what the session trains (`rank_likeness.describe_parts`).
+    A program may make the group, or another one, when the session has begun: ask again then.
+
+    Args:
+        describe: returns what the session trains (`rank_likeness.describe_parts`).
+        former: the session's ranks so far, which stay if no other group has come.
     """
     places = find_places()
-    return None if places is None else Ranks(places, parts)
+    if places is None or (former is not None and former.meet_at(places)):
+        return former
+    if former is not None:
+        former.leave()
+    return Ranks(places, describe())

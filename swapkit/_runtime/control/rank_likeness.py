@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import weakref
 from typing import TYPE_CHECKING
 
 from torch.nn.parameter import is_lazy
 
+from swapkit._runtime.model.weak_models import find_weakly
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     import torch
 
@@ -24,6 +27,18 @@ def describe_parts(
     sessions each rank has.
     """
     return _digest(_list_parts(model, optimizers))
+
+
+def describe_weakly(
+    model: torch.nn.Module | None, optimizers: Iterable[torch.optim.Optimizer]
+) -> Callable[[], str]:
+    """Return a function that does `describe_parts` for those that still exist then."""
+    find_model, known = find_weakly(model), [weakref.ref(each) for each in optimizers]
+
+    def describe() -> str:
+        return describe_parts(find_model(), [each for find in known if (each := find())])
+
+    return describe
 
 
 def _list_parts(

@@ -45,7 +45,11 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Any:
     shared = distributed.HashStore()
     monkeypatch.setattr(plan_making, "measure_machine", steady_machine_like)
     places = MeetingPlaces(lambda: shared, rank=0, count=2)
-    monkeypatch.setattr(plan_making, "join_ranks", lambda _: Ranks(places, PARTS))
+
+    def join(_describe: object, former: Ranks | None = None) -> Ranks:
+        return former or Ranks(places, PARTS)
+
+    monkeypatch.setattr(plan_making, "join_ranks", join)
     monkeypatch.setattr(plan_making, "describe_step", lambda _: STEP)
     return shared
 

@@ -234,7 +234,7 @@ def test_ranks_when_a_floor_is_above_the_smallest_budget_then_all_say_whose_and_
 def test_ranks_when_there_is_no_store_any_more_then_warned_once_and_one_goes_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    ranks = join_ranks("parts")
+    ranks = join_ranks(lambda: "parts")
     assert ranks is not None
     assert not agree(ranks)
     distributed.destroy_process_group()
@@ -249,7 +249,7 @@ def test_ranks_when_there_is_no_store_any_more_then_warned_once_and_one_goes_on(
 def test_sessions_when_they_follow_each_other_then_each_agrees_anew() -> None:
     shared = distributed.distributed_c10d._get_default_store()
     for number in range(2):
-        ranks = join_ranks("parts")
+        ranks = join_ranks(lambda: "parts")
         assert ranks is not None
         assert not agree(ranks, 4 * MIB)
         own = f"swapkit/parts/0/{number}/rank-0"
@@ -260,10 +260,29 @@ def test_sessions_when_they_follow_each_other_then_each_agrees_anew() -> None:
         ranks.leave()
 
 
+@pytest.mark.usefixtures("group")
+def test_session_when_another_process_group_comes_then_it_joins_that_and_stays_until_then() -> None:
+    first = join_ranks(lambda: "parts")
+    assert first is not None
+    assert join_ranks(lambda: "other parts", first) is first
+    distributed.destroy_process_group()
+    assert join_ranks(lambda: "parts", first) is first
+    assert agree(first)  # alone: its store is gone
+    store = distributed.HashStore()
+    distributed.init_process_group("fake", store=store, rank=0, world_size=2)
+    second = join_ranks(lambda: "parts", first)
+    assert second is not None
+    assert second is not first
+    assert not agree(second)
+    say(distributed.distributed_c10d._get_default_store(), f"{3 * MIB} 0 {STEP}")
+    assert agree(second)
+    assert second.find_budget(4 * MIB) == 3 * MIB
+
+
 def test_ranks_when_there_are_no_others_then_none() -> None:
-    assert join_ranks("parts") is None
+    assert join_ranks(lambda: "parts") is None
     distributed.init_process_group("fake", store=distributed.HashStore(), rank=0, world_size=1)
     try:
-        assert join_ranks("parts") is None
+        assert join_ranks(lambda: "parts") is None
     finally:
         distributed.destroy_process_group()
