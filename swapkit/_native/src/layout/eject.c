@@ -17,10 +17,10 @@
 #define MOST_WEIGHT ((int64_t)1 << 40) /* so that no sum of weights overflows */
 
 enum {
-    STEP_PERCENT = 90, /* a new limit keeps so much of the excess */
+    STEP_PERCENT = 97, /* a new limit keeps so much of the excess */
     STOP_EVERY = 64,
     RUN = 16,             /* of a sort: what is sorted by insertion */
-    GROWTH = 4,           /* an item that displaces others gains one part in so many */
+    GROWTH = 16,          /* an item that displaces others gains one part in so many */
     PARTS = 16,           /* of the items */
     MOST_PARTS = 8,       /* more of them out before a restart */
     RESTART_WORK = 20,    /* for each item */
