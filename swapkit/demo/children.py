@@ -126,14 +126,15 @@ class Child:
         """Return the next line that the run writes."""
         assert self._process.stdout is not None
         pipe = self._process.stdout.fileno()
+        poll = select.poll()  # takes descriptors above 1023, unlike select()
+        poll.register(pipe, select.POLLIN)
         while b"\n" not in self._unread:
             left_seconds = deadline - time.monotonic()
             if left_seconds < 0:
                 raise self._failed(f"did not answer within {ANSWER_SECONDS:.0f} s")
             pause_seconds = max(LOOK_SECONDS, self.witness.look_seconds * (1 / _LOOK_SHARE - 1))
             patience = pause_seconds if watched else left_seconds
-            readable, _, _ = select.select([pipe], [], [], patience)
-            if not readable:
+            if not poll.poll(1000 * patience):
                 if watched:
                     self.witness.look()
                 continue

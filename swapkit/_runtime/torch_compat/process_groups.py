@@ -61,13 +61,26 @@ def _shut_down(addresses: bytes) -> int:
     """Shut down this process's connections with an end at one of the addresses; return how many."""
     count = 0
     for descriptor in [int(file.name) for file in _FILES.iterdir()]:
-        # A copy: the file may be closed meanwhile, and its number given to another one.
-        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+        with suppress(OSError), _open_copy(descriptor) as connection:
             ends = connection.getsockname(), connection.getpeername()
             if any(_form_of(connection.family, end) in addresses for end in ends):
                 connection.shutdown(socket.SHUT_RDWR)
                 count += 1
     return count
+
+
+def _open_copy(descriptor: int) -> socket.socket:
+    """Return a copy of a socket: the program may close its own, and reuse the number, meanwhile.
+
+    Raises:
+        OSError: it is another kind of file.
+    """
+    copy = os.dup(descriptor)
+    try:
+        return socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
 
 
 def _form_of(family: int, end: object) -> bytes:

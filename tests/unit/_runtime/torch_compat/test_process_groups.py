@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 from typing import TYPE_CHECKING, Any
@@ -75,7 +76,9 @@ def test_collectives_when_ended_then_only_connections_of_gloo_are_shut_down(
     aborted = []
     monkeypatch.setattr(process_groups, "group_stores", lambda: [(Group(), store, "pg_wrapper:7/")])
     monkeypatch.setattr(process_groups, "abort_groups", lambda: aborted.append(True))
+    before = os.listdir("/proc/self/fd")
     assert process_groups.end_collectives() == 2  # both ends are here
+    assert os.listdir("/proc/self/fd") == before
     assert not gloos.is_open()
     assert other.is_open()
     assert aborted
