@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,12 +20,6 @@ if TYPE_CHECKING:
 WIDTH = 128
 BATCH = 4096  # more than all states
 SMALL = 4096  # bytes: scalars, and what blocks have more than was asked for
-
-
-@pytest.fixture(autouse=True)
-def collected() -> None:
-    """Let what other tests left in cycles not lie in the pool."""
-    gc.collect()
 
 
 @pytest.mark.parametrize("is_used", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING
 from unittest import mock
 
@@ -27,6 +28,7 @@ def recorded(
     optimizer: torch.optim.Optimizer | None = None,
 ) -> tuple[Trace, Recorder]:
     """Record a step; its trace has what the pool had in use."""
+    gc.collect()  # what other tests left in cycles would lie in the pool
     recorders: list[Recorder] = []
 
     class Kept(Recorder):

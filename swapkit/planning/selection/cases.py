@@ -271,7 +271,7 @@ class Case:
         """Follow a plan without a trial; its predicted time counts until its steps are timed."""
         tried = Tried(plan, 0.0, 0, share=self.share)
         tried.seconds = self.pace * tried.predicted_seconds
-        self.trials, self.looks = [tried], []
+        self.trials = [tried]
         self.choose(plan)
 
     def keep_plans(self) -> None:
