@@ -67,9 +67,9 @@ def modules() -> list[Any]:
 
 
 def operator_cases(
-    entries: Sequence[Any], *, dtypes: Sequence[torch.dtype], samples: int
+    entries: Sequence[Any], *, dtypes: Sequence[torch.dtype], samples: int | None
 ) -> Iterator[Case]:
-    """Yield the first samples of operators, with gradients where there are any, in each dtype."""
+    """Yield the first samples of operators (None: all), with gradients, in each dtype."""
     for entry in entries:
         for dtype in dtypes:
             if dtype not in entry.supported_dtypes("cpu"):
@@ -90,8 +90,8 @@ def _itself(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def module_cases(entries: Sequence[Any], *, samples: int) -> Iterator[Case]:
-    """Yield the first samples of modules in training."""
+def module_cases(entries: Sequence[Any], *, samples: int | None) -> Iterator[Case]:
+    """Yield the first samples of modules in training (None: all)."""
     for entry in entries:
         torch.manual_seed(SEED)
         found = entry.module_inputs_func(

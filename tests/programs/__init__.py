@@ -9,6 +9,7 @@ from tests.programs import (  # noqa: F401 - importing them registers their prog
     hooks,
     kinds,
     layouts,
+    leaves,
     mutations,
     orders,
     parameters,

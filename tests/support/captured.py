@@ -37,9 +37,9 @@ def choosing(pattern: str = ".*", what: What | None = None) -> Iterator[ChosenOp
 
 
 def pack(tensor: torch.Tensor) -> SavedTensor:
-    """Return what a graph keeps of a tensor."""
+    """Return what a graph keeps of a tensor that nobody else holds (but its memory)."""
     with torch.no_grad():
-        return get_runtime().current_swapper().packer(PASS)(tensor)
+        return get_runtime().current_swapper().packer(PASS)(tensor.detach())
 
 
 def unpack(packed: SavedTensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ from swapkit._runtime.saved.swapper import Swapper
 from swapkit._runtime.thread_state import thread_state
 from swapkit._runtime.torch_compat.accelerators import NPU, initialized_accelerator
 from swapkit._runtime.torch_compat.npu import check_storage_layout
+from swapkit._runtime.torch_compat.saved_leaves import give_leaves_back
 from swapkit.config.allocator_settings import read_allocator_settings
 from swapkit.config.environment import apply_log_level, read_environment
 
@@ -46,6 +47,7 @@ class Runtime(SharedState):
         self._kernels = AnnouncedKernels(self)
         self.tracker.note_switch = self._kernels.set_naming
         self.shim.kernels_listen(self._kernels)
+        give_leaves_back()
 
     # ---- devices --------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import torch
 from swapkit._runtime.operators.settings import VERSIONS
 from swapkit._runtime.saved.swapper import _is_cast_weight
 from swapkit._runtime.shim.types import modified_error
-from swapkit._runtime.torch_compat.graphs import gathers_gradients
+from swapkit._runtime.torch_compat.graphs import is_leaf
 from swapkit._runtime.torch_compat.internals import (
     ExcludeKey,
     FakeTensor,
@@ -112,11 +112,14 @@ class Savings:
         with notes.lock:
             save = self._saves.get(id(packed), -1)
             number = self.events[save].number if save >= 0 else None
-            if number is not None:
+            is_itself = getattr(packed, "leaf", None) is tensor
+            # The program may have assigned the `.data` of a leaf: then other bytes are used.
+            is_elsewhere = is_itself and notes.storages.known(tensor) != number
+            if number is not None and not is_elsewhere:
                 notes.storages.move(number, tensor)
                 self._used.append(number)
             self._add(notes, EventKind.USE, number, save)
-        if number is not None:
+        if number is not None and not is_elsewhere:
             notes.bytes.used(number, tensor)
 
     def stop(self) -> None:
@@ -152,11 +155,16 @@ class _SavedAlias:
 
     __slots__ = ("__weakref__", "_savings", "alias", "version")
 
+    @property
+    def leaf(self) -> torch.Tensor:
+        """What `unpack` returns."""
+        return self.alias
+
     def __init__(self, tensor: torch.Tensor, notes: Notes, savings: Savings) -> None:
         self._savings = savings
         # An alias, since an output itself would keep alive the graph that keeps this object. A leaf
-        # is kept itself, because its data may be replaced.
-        if gathers_gradients(tensor):
+        # is kept itself, as autograd does: its data may be replaced.
+        if is_leaf(tensor):
             self.alias = tensor
         elif type(tensor) in KINDS:
             # An operand of a region is packed below autograd: share the version counter there, too.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from swapkit._native.lib import defer_interruption, note_failure
-from swapkit._runtime.torch_compat.graphs import graph_of
+from swapkit._runtime.torch_compat.graphs import gathers_gradients, graph_of
 from swapkit._runtime.torch_compat.internals import current_node
 from swapkit._runtime.torch_compat.isolation import hidden, untraced
 from swapkit._runtime.torch_compat.thread_stacks import (
@@ -70,8 +70,8 @@ def adopt_graphs(
     with hidden():
         for node in take_while(_is_alone, _walk(_roots())):
             for name in _saved_names(node.__class__):
-                for saved in _look(node, name, shim.has_plain_memory):
-                    adopted += _adopt(saved, careful, unpack)
+                for saved, tensor in _look(node, name, shim.has_plain_memory):
+                    adopted += _adopt(saved, tensor, careful, unpack)
     return adopted
 
 
@@ -97,11 +97,11 @@ def _careful(
 
 def _look(
     node: torch.autograd.graph.Node, name: str, has_plain_memory: Callable[[object, int], bool]
-) -> Sequence[_Saved]:
+) -> Sequence[tuple[_Saved, torch.Tensor]]:
     """Return the unchanged saved tensors of a node under a name, if none of them has hooks.
 
-    Skip small ones: some are numbers that torch wrapped in tensors, and an alias of a wrapped
-    number is not a wrapped number.
+    Skip weights, which autograd would no longer return themselves. Skip small ones: some are
+    numbers that torch wrapped in tensors, and an alias of a wrapped number is not a wrapped number.
     """
     try:
         saved = getattr(node, name)
@@ -113,18 +113,33 @@ def _look(
             )
             values = found if isinstance(found, tuple) else (found,)
             return [
-                one
+                (one, value)
                 for one, value in zip(each, values, strict=True)
                 if one is not None and has_plain_memory(value, MIN_SWAP_BYTES)
+                if not _is_weight(value)
             ]
     except RuntimeError:  # freed (its backward has run), or changed in place
         pass
     return ()
 
 
-def _adopt(saved: _Saved, pack: Callable[..., Any], unpack: Callable[..., Any]) -> bool:
+def _is_weight(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, torch.nn.Parameter) or gathers_gradients(tensor)
+
+
+def _adopt(
+    saved: _Saved, tensor: torch.Tensor, pack: Callable[..., Any], unpack: Callable[..., Any]
+) -> bool:
+    held = [tensor]  # only until it is packed: the graph keeps the hook
+
+    @untraced
+    def adopting(alias: torch.Tensor) -> SavedTensor:
+        packed: SavedTensor = pack(alias)
+        packed.leaf = held.pop()  # torch passes an alias of a leaf
+        return packed
+
     try:
-        saved.register_hooks(pack, unpack)
+        saved.register_hooks(adopting, unpack)
     except RuntimeError:  # its node was freed meanwhile
         return False
     return True

@@ -16,7 +16,9 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.weak import TensorWeakRef
 
+from swapkit._runtime.torch_compat.graphs import is_leaf
 from swapkit._runtime.torch_compat.isolation import hidden, outside_inference, untraced
 from swapkit._runtime.torch_compat.wrappers import (
     Flattened,
@@ -39,12 +41,18 @@ _come_back: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 class TakenApart:
     """Autograd's stand-in for a saved wrapper."""
 
-    __slots__ = ("__weakref__", "_form", "_packer", "_results", "_shim", "parts")
+    __slots__ = ("__weakref__", "_form", "_leaf", "_packer", "_results", "_shim", "parts")
 
     def __init__(
-        self, form: WrapperForm, parts: list[SavedTensor], packer: Packer, shim: Shim
+        self,
+        form: WrapperForm,
+        parts: list[SavedTensor],
+        packer: Packer,
+        shim: Shim,
+        leaf: torch.Tensor | None,
     ) -> None:
         self._form = form
+        self._leaf = None if leaf is None else TensorWeakRef(leaf)
         self.parts = parts
         self._packer = packer
         self._shim = shim
@@ -59,6 +67,9 @@ class TakenApart:
         """
         parts = self.parts  # read once: another thread may pack them meanwhile
         inside = [self._packer.unpack(part) for part in parts]
+        leaf: torch.Tensor | None = None if self._leaf is None else self._leaf()
+        if leaf is not None:  # the program still holds it
+            return leaf
         with outside_inference(), torch.no_grad():  # an inference tensor has no version
             made = self._form.make(inside)
         self._shim.count_with(made, parts[0])
@@ -93,7 +104,7 @@ def take_apart(tensor: torch.Tensor, packer: Packer, shim: Shim) -> TakenApart |
     if found is None or not _comes_back(tensor, found):
         return None
     parts = [shim.keep_inside(each, tensor) for each in found.inside]
-    apart = TakenApart(found.form, parts, packer, shim)
+    apart = TakenApart(found.form, parts, packer, shim, tensor if is_leaf(tensor) else None)
     if found.results:
         apart.wait_for(note_results(found))
     else:

@@ -60,12 +60,15 @@ def _refuse_operand(handle: SavedTensor, function: Operator) -> NoReturn:
 
 
 @untraced
-def _refuse_emptied(handle: SavedTensor, function: Operator) -> NoReturn:
+def _refuse_emptied(handle: SavedTensor, function: Operator | None) -> NoReturn:
     operand = handle.alias
+    what = "a weight that a recomputed part has saved"
+    if function is not None:
+        what = f"an operand of {function}, whose result is recomputed,"
     raise SavedTensorModified(
-        f"an operand of {function}, whose result is recomputed, has no memory: {operand.dtype} "
-        f"{list(operand.size())}. Restore its storage (FSDP or `resize_(0)` frees it) before "
-        "backward needs the result, or keep the module's saved tensors: `swapkit.keep(module)`."
+        f"{what} has no memory: {operand.dtype} {list(operand.size())}. Restore its storage or "
+        "`.data` (FSDP, `resize_(0)` and code that streams weights free it) before backward needs "
+        "it, or keep the module's saved tensors: `swapkit.keep(module)`."
     )
 
 

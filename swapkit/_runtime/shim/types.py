@@ -88,6 +88,7 @@ class SavedTensor(Protocol):
     """Autograd's stand-in for a saved tensor. Without a group it only checks the version."""
 
     alias: torch.Tensor
+    leaf: torch.Tensor | None  # the saved tensor, if it is a leaf that other code still holds
     group: StorageGroup | None
     version: int
     is_stripped: bool

@@ -21,6 +21,11 @@ def graph_of(tensor: torch.Tensor) -> torch.autograd.graph.Node | None:
     return (tensor if base is None else base).grad_fn
 
 
+def is_leaf(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is a leaf, with or without gradients. Autograd saves it itself."""
+    return not tensor.requires_grad or gathers_gradients(tensor)
+
+
 def gathers_gradients(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is a leaf that requires gradients."""
     return tensor.requires_grad and _changed_base(tensor) is None and tensor.is_leaf

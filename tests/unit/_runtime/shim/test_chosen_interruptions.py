@@ -128,7 +128,7 @@ def test_choosing_when_it_ends_while_an_operator_is_looked_up_then_it_holds_no_m
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     x = numbers()
-    rows = ChosenOperators(rows_of({".*": Recompute()}))
+    rows = ChosenOperators(rows_of({"add": Recompute()}))
     forgotten = mark_operators(rows)
     tracker = get_runtime().tracker
 
@@ -137,7 +137,7 @@ def test_choosing_when_it_ends_while_an_operator_is_looked_up_then_it_holds_no_m
         forgotten.__exit__(None, None, None)
         return tracker.current()
 
-    with choosing() as outer:
+    with choosing("add") as outer:
         forgotten.__enter__()
         monkeypatch.setattr(tracker, "current", current)
         x + 1
@@ -147,14 +147,14 @@ def test_choosing_when_it_ends_while_an_operator_is_looked_up_then_it_holds_no_m
 
 def test_choosing_when_another_thread_ends_it_then_it_holds_no_more_and_the_others_do() -> None:
     x = numbers()
-    rows = ChosenOperators(rows_of({".*": Recompute()}))
+    rows = ChosenOperators(rows_of({"add": Recompute()}))
 
     def end() -> None:
-        with choosing():
+        with choosing("add"):
             forgotten.__exit__(None, None, None)
             assert is_captured(pack(x + 1))
 
-    with choosing() as outer:
+    with choosing("add") as outer:
         forgotten = mark_operators(rows)
         forgotten.__enter__()
         on_thread(end)
@@ -164,7 +164,7 @@ def test_choosing_when_another_thread_ends_it_then_it_holds_no_more_and_the_othe
 
 
 def test_choosing_when_a_thread_with_a_scope_ends_it_then_that_scope_stays() -> None:
-    forgotten = mark_operators(ChosenOperators(rows_of({".*": Recompute()})))
+    forgotten = mark_operators(ChosenOperators(rows_of({"add": Recompute()})))
     forgotten.__enter__()
 
     def end() -> None:

@@ -170,7 +170,7 @@ def test_group_when_its_last_handle_goes_then_it_goes_without_the_collector(
 
 def test_storage_when_somebody_else_keeps_it_then_it_is_taken_back(swapper: Swapper) -> None:
     tensor = torch.arange(4.0)
-    handle = save(swapper, tensor, ANY)
+    handle = save(swapper, tensor.detach(), ANY)
     evict(swapper, handle)
     group = group_of(handle)
     assert group.is_kept_by_others

@@ -324,7 +324,10 @@ class Kernel final : public c10::OperatorKernel {
     }
 
     void about_to_write(const c10::IValue *arguments) const {
-        if (may_settle_any()) {
+        // Inside another operator, below autograd, such a change is invisible: of a view of its
+        // own.
+        bool is_unseen = named_->moves_view && Deeper::depth() > 0;
+        if (!is_unseen && may_settle_any()) {
             settle_written(named_, arguments);
         }
         fills += named_->fills_saved ? 1 : 0;
@@ -451,7 +454,8 @@ PyObject *name_operator(PyObject *, PyObject *args) {
                    .can_repeat = can_repeat != 0,
                    .may_be_random = may_be_random != 0,
                    .fills_saved = fills_saved != 0,
-                   .gives_view = PyTuple_GET_SIZE(declared) == 0 && returns_alias(*op)};
+                   .gives_view = PyTuple_GET_SIZE(declared) == 0 && returns_alias(*op),
+                   .moves_view = op->hasTag(at::Tag::inplace_view)};
     if (!read_places(declared, &named.declared) || !read_places(undeclared, &named.undeclared) ||
         !read_places(barred, &named.barred)) {
         return nullptr;

@@ -5,6 +5,7 @@
 #include "recompute/standby.hpp"
 #include "saved/pack_hooks.hpp"
 #include "saved/storage_choices.hpp"
+#include "saved/weights.hpp"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
@@ -68,8 +69,15 @@ Ref<> keep_operand(const Keeping &keeping, c10::TensorImpl *impl) {
     if (!is_empty && look(*impl, 0, &span) == nullptr) {
         return {};
     }
-    if (is_empty || gathers_gradients(impl) || impl->is_wrapped_number()) {
+    if (is_empty || impl->is_wrapped_number()) {
         return Ref<>::steal(as_object(handle_new(impl, nullptr)));
+    }
+    if (Handle *weight = region == nullptr ? nullptr : handle_reading(impl)) {
+        return Ref<>::steal(as_object(weight));
+    }
+    if (PyErr_Occurred() != nullptr || gathers_gradients(impl)) {
+        return PyErr_Occurred() != nullptr ? Ref<>()
+                                           : Ref<>::steal(as_object(handle_new(impl, nullptr)));
     }
     Key key = key_of(*impl);
     if (Group *made = region == nullptr ? nullptr : region_find(region, key)) {

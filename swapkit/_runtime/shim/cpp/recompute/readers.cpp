@@ -1,6 +1,8 @@
 // readers.cpp - finding recipes by the storages that they read or make.
 #include "recompute/recipes.hpp"
 
+#include "saved/weights.hpp"
+
 #include <atomic>
 #include <mutex>
 #include <pthread.h>
@@ -58,9 +60,14 @@ std::vector<RecipeRef> find_readers(const std::vector<c10::StorageImpl *> &stora
 
 // Recipes of this thread's operators are counted already. A recipe that another thread makes now
 // begins after the change, or is unordered with it.
-bool may_settle_any() { return readers_count.load(std::memory_order_relaxed) != 0; }
+bool may_settle_any() {
+    return readers_count.load(std::memory_order_relaxed) != 0 || is_any_weight();
+}
 
 bool may_settle(const c10::StorageImpl *changed) {
+    if (is_of_weight(changed)) {
+        return true;
+    }
     std::lock_guard lock(readers_lock);
     return readers.find(changed) != readers.end();
 }

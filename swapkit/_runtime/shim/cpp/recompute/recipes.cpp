@@ -7,6 +7,7 @@
 #include "running/operator_clock.hpp"
 #include "saved/pack_hooks.hpp"
 #include "saved/storage_choices.hpp"
+#include "saved/weights.hpp"
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
@@ -23,6 +24,9 @@ const c10::StorageImpl *storage_of(const Operand &operand) {
     const Handle *handle = handle_in(operand);
     if (handle == nullptr) {
         return nullptr;
+    }
+    if (handle->weight != nullptr) {
+        return handle->weight->first;
     }
     if (handle->is_stripped) {
         return handle->group->weak;
@@ -42,8 +46,9 @@ Ref<> random_state(const Recipe *recipe) {
         PyObject_CallFunction(links.random_state, "Os", recipe->named->function, device.c_str()));
 }
 
-// Drop the operands of a recipe.
+// Drop the operands of a recipe: it cannot run any more.
 void drop_operands(Recipe *recipe) {
+    recipe->is_over = true;
     remove_reader(recipe);
     std::vector<Operand> operands = std::exchange(recipe->operands, {});
     recipe->arguments.clear();
@@ -174,10 +179,16 @@ bool is_among(const c10::StorageImpl *storage, const std::vector<c10::StorageImp
     return storage != nullptr && std::find(some.begin(), some.end(), storage) != some.end();
 }
 
+// Whether a recipe needs the present bytes of these storages. A storage that a weight has left may
+// change: from then on, the recipe reads the weight where it is.
 bool reads_any(const Recipe *recipe, const std::vector<c10::StorageImpl *> &changed) {
-    return std::any_of(
-        recipe->operands.begin(), recipe->operands.end(),
-        [&](const Operand &operand) { return is_among(storage_of(operand), changed); });
+    return std::any_of(recipe->operands.begin(), recipe->operands.end(),
+                       [&](const Operand &operand) {
+                           const Handle *handle = handle_in(operand);
+                           const Weight *weight = handle == nullptr ? nullptr : handle->weight;
+                           return (weight == nullptr || !weight->has_left()) &&
+                                  is_among(storage_of(operand), changed);
+                       });
 }
 
 // Detach written results from their recipe. As in plain autograd, the saved tensors then change.
@@ -216,7 +227,6 @@ bool settle_one(Recipe *recipe, bool is_over) {
         }
         bool is_needed = !recipe->is_spare || recipe->mover->books->has_dropped;
         if (is_over || !is_needed) { // it cannot, or need not, run any more
-            recipe->is_over = true;
             drop_operands(recipe);
             enroll_all(recipe->mover.get(), revived);
             return true;
@@ -393,6 +403,9 @@ static void join(Recipe *recipe, Group *group, std::size_t result) {
 bool recipe_end(Recipe *recipe, const std::vector<at::Tensor> &made,
                 const std::vector<bool> &wanted, const Terms &terms,
                 std::vector<Ref<Group>> *groups_out) {
+    if (recipe->is_over) { // a kernel inside the operator has changed an operand
+        return true;
+    }
     std::vector<Key> keys = result_keys(recipe, made);
     if (!note_random(recipe)) {
         return false;
@@ -465,6 +478,7 @@ bool recipe_may_serve(const Group *group) {
 }
 
 bool settle(const std::vector<c10::StorageImpl *> &changed, bool is_over, Settled which) {
+    weights_written(changed);
     std::vector<RecipeRef> found = find_readers(changed);
     if (which == Settled::chosen) {
         std::erase_if(found, [](const RecipeRef &each) { return !each->is_chosen; });

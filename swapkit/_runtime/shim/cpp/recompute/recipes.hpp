@@ -48,6 +48,7 @@ struct Named {
     bool can_repeat, may_be_random;
     bool fills_saved; // it may write to tensors that autograd has already saved
     bool gives_view;  // a result is a view of an argument
+    bool moves_view;  // it changes an argument's sizes and strides, not its memory
 
     // Run the operator without our kernel.
     void run(c10::DispatchKeySet keys, Stack *stack) const;
@@ -89,7 +90,7 @@ struct Recipe {
     bool wants_gradients;
     bool is_spare;   // results are kept as long as there is memory (`standby.hpp`)
     bool is_chosen;  // a user has chosen it (`operator_choices.hpp`)
-    bool is_over;    // an operand was overwritten: it cannot run any more
+    bool is_over;    // without operands: consumed, or one was overwritten. It cannot run any more
     Stack arguments; // without tensors
     std::vector<Operand> operands;
     std::vector<const c10::StorageImpl *> reads; // storages under which `readers.cpp` has it

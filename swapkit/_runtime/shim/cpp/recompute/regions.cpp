@@ -6,6 +6,7 @@
 #include "recompute/recomputed.hpp"
 #include "running/operator_clock.hpp"
 #include "saved/storage_choices.hpp"
+#include "saved/weights.hpp"
 
 #include <ATen/core/Tensor.h>
 
@@ -166,7 +167,11 @@ Ref<> handle_made(Region *region, c10::TensorImpl *impl, Group *group) {
             enroll_again(group->mover, group); // a rescue may move it until the region ends
         }
     }
-    return Ref<>::steal(as_object(handle_new(impl, group)));
+    Handle *handle = handle_new(impl, group);
+    if (handle != nullptr) {
+        handle_follow(handle, impl);
+    }
+    return Ref<>::steal(as_object(handle));
 }
 
 PyObject *region_pack(PyObject *self, PyObject *tensor) {
@@ -193,6 +198,10 @@ PyObject *region_pack(PyObject *self, PyObject *tensor) {
         if (group != nullptr || !lock) {
             return lock ? handle_made(region, impl, group).release() : nullptr;
         }
+    }
+    Handle *weight = gathers_gradients(impl) ? nullptr : handle_reading(impl);
+    if (weight != nullptr || PyErr_Occurred() != nullptr) {
+        return as_object(weight);
     }
     return pack_other(region, tensor, impl, region->body->inputs.contains(key.storage));
 }

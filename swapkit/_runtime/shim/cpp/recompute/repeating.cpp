@@ -4,6 +4,7 @@
 #include "memory/streams.hpp"
 #include "recompute/repeat.hpp"
 #include "running/operator_clock.hpp"
+#include "saved/weights.hpp"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_strided.h>
@@ -39,6 +40,18 @@ at::Tensor told_now(const Recipe *recipe, Handle *handle) {
     return at::Tensor(Impl::reclaim_copy(impl));
 }
 
+// The weight, or the view of one, that an operator reads. Undefined: an exception is set.
+at::Tensor weight_now(const Recipe *recipe, Handle *handle) {
+    using Impl = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+    c10::TensorImpl *tensor = handle_read(handle);
+    if (tensor == nullptr) {
+        Ref<> result = Ref<>::steal(PyObject_CallFunctionObjArgs(links.refuse_emptied, handle,
+                                                                 recipe->named->function, nullptr));
+        return {};
+    }
+    return at::Tensor(Impl::reclaim(tensor));
+}
+
 // The tensor of an operand, for running the recipe. Undefined: an exception is set.
 at::Tensor operand_now(const Recipe *recipe, const Operand &operand) {
     using Impl = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
@@ -53,6 +66,9 @@ at::Tensor operand_now(const Recipe *recipe, const Operand &operand) {
             Ref<> result = Ref<>::steal(PyObject_CallFunctionObjArgs(
                 links.refuse_operand, handle, recipe->named->function, nullptr));
             return {};
+        }
+        if (handle->weight != nullptr) {
+            return weight_now(recipe, handle);
         }
         bool is_used = torch::autograd::get_current_graph_task_id() != -1;
         if (is_used && handle->teller != nullptr) {

@@ -4,6 +4,7 @@
 #include "moves/mover.hpp"
 #include "moves/prefetch.hpp"
 #include "recompute/recomputed.hpp"
+#include "saved/weights.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -92,7 +93,7 @@ Handle *handle_keep(PyObject *tensor, bool itself) {
     if (!impl_of(tensor, &impl)) {
         return nullptr;
     }
-    itself = itself || gathers_gradients(impl);
+    itself = itself || is_leaf(impl);
     if (!itself && as_object(Py_TYPE(tensor)) == links.tensor &&
         plain_storage(*impl, 0) != nullptr) {
         return handle_of(detached(impl));
@@ -115,6 +116,22 @@ Handle *handle_new(c10::TensorImpl *tensor, Group *group) {
         }
     }
     return handle;
+}
+
+void handle_follow(Handle *handle, c10::TensorImpl *tensor) {
+    SWAPKIT_ASSERT(has_python());
+    if (handle->leaf == nullptr && is_leaf(tensor)) {
+        handle->leaf = c10::raw::intrusive_ptr::make_weak(tensor);
+    }
+}
+
+c10::TensorImpl *handle_leaf(const Handle *handle) {
+    c10::TensorImpl *leaf =
+        handle->leaf == nullptr ? nullptr : c10::raw::weak_intrusive_ptr::lock(handle->leaf);
+    if (leaf != nullptr && version_of(leaf) != handle->version) { // of a region, which has ended
+        c10::raw::intrusive_ptr::decref(std::exchange(leaf, nullptr));
+    }
+    return leaf;
 }
 
 Handle *handle_inside(c10::TensorImpl *tensor, c10::TensorImpl *wrapper) {
@@ -389,8 +406,12 @@ void handle_free(PyObject *self) {
     if (handle->alias != nullptr) {
         c10::raw::intrusive_ptr::decref(handle->alias);
     }
+    if (handle->leaf != nullptr) {
+        c10::raw::weak_intrusive_ptr::decref(handle->leaf);
+    }
     Py_XDECREF(reinterpret_cast<PyObject *>(handle->group));
     Py_XDECREF(reinterpret_cast<PyObject *>(handle->teller));
+    weight_free(handle->weight);
     delete handle->watch;
     Py_TYPE(self)->tp_free(self);
 }
@@ -430,6 +451,26 @@ template <auto function> PyObject *get_bool(PyObject *self, void *) {
 
 PyObject *get_alias(PyObject *self, void *) {
     return wrap(reinterpret_cast<Handle *>(self)->alias);
+}
+
+// Return the leaf that the handle stands for, as long as other code holds it; None: there is none.
+PyObject *get_leaf(PyObject *self, void *) {
+    c10::TensorImpl *leaf = handle_leaf(reinterpret_cast<Handle *>(self));
+    if (leaf == nullptr) {
+        Py_RETURN_NONE;
+    }
+    PyObject *tensor = wrap(leaf);
+    c10::raw::intrusive_ptr::decref(leaf);
+    return tensor;
+}
+
+int set_leaf(PyObject *self, PyObject *tensor, void *) {
+    c10::TensorImpl *impl = nullptr;
+    if (tensor == nullptr || !impl_of(tensor, &impl)) {
+        return -1;
+    }
+    handle_follow(reinterpret_cast<Handle *>(self), impl);
+    return 0;
 }
 
 // Return the version of the wrapper around a saved tensor, now and at the save; None: there is
@@ -502,6 +543,7 @@ PyMemberDef group_members[] = {
 
 PyGetSetDef handle_properties[] = {
     {"alias", get_alias, nullptr, nullptr, nullptr},
+    {"leaf", get_leaf, set_leaf, nullptr, nullptr},
     {"watched", get_watched, nullptr, nullptr, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };

@@ -8,6 +8,7 @@
 #include "recompute/standby.hpp"
 #include "running/operator_clock.hpp"
 #include "saved/storage_choices.hpp"
+#include "saved/weights.hpp"
 #include "saved/wrappers.hpp"
 
 #include <ATen/SavedTensorHooks.h>
@@ -196,6 +197,15 @@ bool follow_terms(const Packer *packer, Mover *mover, const Joined &joined, bool
 
 PyObject *keep(PyObject *tensor) { return as_object(handle_keep(tensor, false)); }
 
+// Return the handle, in a group, of a tensor that autograd saves. None: an exception is set.
+Ref<> new_handle(c10::TensorImpl *impl, Group *group) {
+    Handle *handle = handle_new(impl, group);
+    if (handle != nullptr) {
+        handle_follow(handle, impl);
+    }
+    return Ref<>::steal(as_object(handle));
+}
+
 // Return the handle of a tensor that a mover manages. `terms`: the mark's if it `is_marked`, else
 // the scope's.
 PyObject *pack_served(Packer *packer, Mover *mover, PyObject *tensor, c10::TensorImpl *impl,
@@ -223,7 +233,7 @@ PyObject *pack_served(Packer *packer, Mover *mover, PyObject *tensor, c10::Tenso
         note_use(key.storage, mover->device(), group->stream); // that stream may still read it
     }
     group->stream = here;
-    Ref<> handle = Ref<>::steal(as_object(handle_new(impl, group)));
+    Ref<> handle = new_handle(impl, group);
     bool is_done = handle && follow_terms(packer, mover, joined, is_marked);
     return is_done ? handle.release() : nullptr;
 }
@@ -238,7 +248,7 @@ Ref<> pack_recomputed(Mover *around, c10::TensorImpl *impl) {
     Locked lock(mover.get());
     Ref<Group> group = lock ? find_recomputed(mover.get(), key_of(*impl)) : Ref<Group>();
     return group && group->standby == Standby::none && recipe_may_serve(group.get())
-               ? Ref<>::steal(as_object(handle_new(impl, group.get())))
+               ? new_handle(impl, group.get())
                : Ref<>();
 }
 
@@ -527,6 +537,54 @@ PyObject *packer_new(Mover *mover, PyObject *placement) {
     return packer.release();
 }
 
+namespace {
+
+// Return whether a leaf does not need its group's bytes: the program has assigned its `.data`, or
+// has kept its memory, which the group has released.
+bool is_apart(const c10::TensorImpl *leaf, const Group *group) {
+    return !leaf->has_storage() || leaf->unsafe_storage().unsafeGetStorageImpl() != group->storage;
+}
+
+PyObject *weight_of(Handle *handle) {
+    c10::TensorImpl *found = handle_read(handle);
+    if (found == nullptr) {
+        Ref<> refused = Ref<>::steal(
+            PyObject_CallFunctionObjArgs(links.refuse_emptied, handle, Py_None, nullptr));
+        return nullptr;
+    }
+    PyObject *tensor = wrap(found);
+    c10::raw::intrusive_ptr::decref(found);
+    return tensor;
+}
+
+// Return the tensor of a handle. The lock of its group, if any, is held. Null: an exception is set.
+PyObject *tensor_of(Handle *handle) {
+    if (handle->weight != nullptr) {
+        return weight_of(handle);
+    }
+    c10::TensorImpl *leaf = handle_leaf(handle);
+    if (handle->group == nullptr && leaf == nullptr) {
+        return wrap(handle->alias);
+    }
+    bool is_given = handle->group == nullptr || (leaf != nullptr && is_apart(leaf, handle->group));
+    bool is_there = is_given || (handle_bytes(handle) && (!handle_has_changed_inside(handle) ||
+                                                          handle_refuse_moved(handle)));
+    PyObject *tensor = nullptr;
+    if (is_there) {
+        // Do not return the alias: another thread may strip it before autograd has read it.
+        c10::TensorImpl *view = leaf != nullptr ? std::exchange(leaf, nullptr) //
+                                                : detached(handle->alias);
+        tensor = wrap(view);
+        c10::raw::intrusive_ptr::decref(view);
+    }
+    if (leaf != nullptr) {
+        c10::raw::intrusive_ptr::decref(leaf);
+    }
+    return tensor;
+}
+
+} // namespace
+
 PyObject *unpack(PyObject *, PyObject *argument) {
     if (Py_TYPE(argument) != &handle_type) {
         if (PyObject_HasAttr(argument, interned<"unpack">()) == 0) {
@@ -542,22 +600,12 @@ PyObject *unpack(PyObject *, PyObject *argument) {
         return nullptr;
     }
     if (group == nullptr) {
-        return handle_check(handle.get()) ? wrap(handle->alias) : nullptr;
+        return handle_check(handle.get()) ? tensor_of(handle.get()) : nullptr;
     }
     Mover *mover = group->mover;
     Locked lock(mover);
-    if (!lock || !handle_check(handle.get()) || !label(mover, group)) {
-        return nullptr;
-    }
-    if (!handle_bytes(handle.get()) ||
-        (handle_has_changed_inside(handle.get()) && !handle_refuse_moved(handle.get()))) {
-        return nullptr;
-    }
-    // Do not return the alias: another thread may strip it before autograd has read it.
-    c10::TensorImpl *view = detached(handle->alias);
-    PyObject *tensor = wrap(view);
-    c10::raw::intrusive_ptr::decref(view);
-    return tensor;
+    bool is_sound = lock && handle_check(handle.get()) && label(mover, group);
+    return is_sound ? tensor_of(handle.get()) : nullptr;
 }
 
 PyTypeObject packer_type = {

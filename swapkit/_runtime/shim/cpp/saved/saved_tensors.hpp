@@ -4,7 +4,8 @@
 // (`StorageGroup`) stands for the storage, at one version, that all saved views of it share: one
 // copy and one transfer for any number of views. The handle keeps an alias of the tensor
 // (`detach()`: same storage, same version counter; the tensor itself would make the graph a
-// reference cycle). When the group's memory is released, the alias gets an empty storage and still
+// reference cycle). As long as the program holds a leaf, its handle returns the leaf itself, as
+// autograd would. When the group's memory is released, the alias gets an empty storage and still
 // tracks the version, so that an in-place change is detected in every state. When the bytes are
 // back, the alias gets the new storage. A group whose saved views cover less than half of their
 // storage moves only the part that they cover: a slice of a large tensor then frees the whole
@@ -100,6 +101,7 @@ struct Mover;
 struct Follower;
 struct Packer;
 struct Recipe;
+struct Weight;
 
 // The version of a wrapper (`saved/taken_apart.py`) at its save. A change in place of the wrapper
 // does not count as a change of the tensors inside it: torch runs it there below the kernels that
@@ -114,8 +116,10 @@ struct Handle {
     PyObject ob_base;
     PyObject *weakrefs;
     c10::TensorImpl *alias;  // owned
+    c10::TensorImpl *leaf;   // weak: the saved tensor, if it is a leaf in a group; null: none
     Group *group;            // owned; null: the tensor stays, and only its version counts
     Packer *teller;          // owned: notified of its use by a region; null: none
+    Weight *weight;          // owned: read anew (`weights.hpp`); null: none
     Watch *watch;            // owned: of the wrapper around the saved tensor; null: none
     Handle *previous, *next; // in the group's list
     std::int64_t shift;      // of the alias's offset, in elements
@@ -184,8 +188,8 @@ struct Group {
 
 extern PyTypeObject handle_type, group_type;
 
-// Return a new handle of a tensor that stays. `itself`: of the tensor, not of an alias. Null: an
-// exception is set.
+// Return a new handle of a tensor that stays. `itself`: of the tensor, not of an alias; so is that
+// of a leaf. Null: an exception is set.
 Handle *handle_keep(PyObject *tensor, bool itself);
 // Return a new handle of a plain tensor, as one more view of the group (if not null). If the group
 // has no storage, neither has the handle. Null: an exception is set.
@@ -194,6 +198,11 @@ Handle *handle_new(c10::TensorImpl *tensor, Group *group);
 Handle *handle_inside(c10::TensorImpl *tensor, c10::TensorImpl *wrapper);
 // Note that the saved tensor of a handle is inside a wrapper, too.
 void handle_watch(Handle *handle, const Watch &watch);
+// Let a handle in a group return a tensor, if it is a leaf, for as long as other code holds it.
+void handle_follow(Handle *handle, c10::TensorImpl *tensor);
+// Return the leaf of a handle, owned by the caller. Null: it has none, it was changed in place, or
+// nobody holds it any more.
+c10::TensorImpl *handle_leaf(const Handle *handle);
 // Return whether the tensor, or the wrapper around it, has its saved version.
 bool handle_is_intact(const Handle *handle);
 // Raise if the tensor was changed in place after it was saved. False: an exception is set.

@@ -123,8 +123,10 @@ PyObject *wrap(c10::TensorImpl *tensor) {
     return wrapper(&shared);
 }
 
+bool is_leaf(c10::TensorImpl *tensor) { return share(tensor).is_leaf(); }
+
 bool gathers_gradients(c10::TensorImpl *tensor) {
-    return tensor->requires_grad() && share(tensor).is_leaf();
+    return tensor->requires_grad() && is_leaf(tensor);
 }
 
 bool views_leaf(c10::TensorImpl *tensor) {
@@ -142,12 +144,26 @@ Ref<> base_of(c10::TensorImpl *tensor) {
     return shared.is_view() ? Ref<>::steal(wrap(shared._base().unsafeGetTensorImpl())) : Ref<>();
 }
 
+bool is_parameter(PyObject *tensor) {
+    return PyType_IsSubtype(Py_TYPE(tensor), reinterpret_cast<PyTypeObject *>(links.parameter)) !=
+           0;
+}
+
 } // namespace
 
 bool views_parameter(c10::TensorImpl *tensor) {
     Ref<> base = base_of(tensor);
-    return base && PyType_IsSubtype(Py_TYPE(base.get()),
-                                    reinterpret_cast<PyTypeObject *>(links.parameter)) != 0;
+    return base && is_parameter(base.get());
+}
+
+c10::TensorImpl *weight_under(c10::TensorImpl *tensor) {
+    at::TensorBase shared = share(tensor);
+    c10::TensorImpl *leaf = shared.is_view() ? shared._base().unsafeGetTensorImpl() : tensor;
+    if (!is_leaf(leaf) || gathers_gradients(leaf)) {
+        return is_leaf(leaf) ? leaf : nullptr;
+    }
+    Ref<> object = Ref<>::steal(wrap(leaf));
+    return object && is_parameter(object.get()) ? leaf : nullptr;
 }
 
 bool views_unknown(c10::TensorImpl *tensor) {

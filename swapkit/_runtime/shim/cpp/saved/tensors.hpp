@@ -16,9 +16,10 @@ bool impl_of(PyObject *tensor, c10::TensorImpl **out);
 // Return the Python object of a tensor. Null: an exception is set.
 PyObject *wrap(c10::TensorImpl *tensor);
 
-// Return whether a tensor is a leaf that accumulates gradients. Its owner holds it anyway, and code
-// that assigns its `.data` means the saved tensor, too; as in plain autograd, the tensor itself is
-// kept.
+// Return whether a tensor is a leaf, with or without gradients. Autograd saves a leaf itself, not
+// an alias: code that assigns its `.data` or its attributes means the saved tensor, too.
+bool is_leaf(c10::TensorImpl *tensor);
+// Return whether a tensor is a leaf that accumulates gradients. Its owner holds it anyway.
 bool gathers_gradients(c10::TensorImpl *tensor);
 // Return whether a tensor is a view of a leaf, which may be a weight.
 bool views_leaf(c10::TensorImpl *tensor);
@@ -26,6 +27,9 @@ bool views_leaf(c10::TensorImpl *tensor);
 bool views_parameter(c10::TensorImpl *tensor);
 // or a leaf that may be one, judging by its Python object.
 bool views_unknown(c10::TensorImpl *tensor);
+// Return the weight that a tensor is or views, borrowed: a leaf that accumulates gradients, or a
+// parameter. Null: none.
+c10::TensorImpl *weight_under(c10::TensorImpl *tensor);
 
 // Return whether a backward pass runs on this thread.
 bool is_in_backward();
