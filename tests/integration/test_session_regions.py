@@ -201,7 +201,8 @@ def test_states_when_all_is_rescued_time_and_again_then_same_bits(
     plain = train_plainly(make, 3)
     training = make()
     if is_known:  # else the first run, which is looked at, is rescued as well
-        monkeypatch.setattr(captured._known, "find", lambda _: "")
+        found = captured.Finding(captured.Way.CAPTURED)
+        monkeypatch.setattr(captured._known, "find", lambda _: found)
     with swapkit.budget(
         plain.budget(PLENTY),
         training.model,

@@ -2,11 +2,11 @@
 
 Where possible, the operators are captured and run again one by one (`captured.py`). Otherwise the
 function itself runs again, on top of torch's non-reentrant checkpoint. Torch's checkpoint restores
-random numbers, autocast and the device, and stops early; `operators/settings.py` restores other
-settings. The region passes all tensors of the call to torch by position, wherever the user put
-them. So they are ordinary saved tensors, which scopes and budgets move, and nothing else holds
-them. The first run gets the objects of the user's call; a recomputation gets copies of the
-containers that held tensors.
+random numbers, autocast and the device; `operators/settings.py` restores other settings. It stops
+early, unless modules inside have hooks: those after a call would be skipped. The region passes all
+tensors of the call to torch by position, wherever the user put them. So they are ordinary saved
+tensors, which scopes and budgets move, and nothing else holds them. The first run gets the objects
+of the user's call; a recomputation gets copies of the containers that held tensors.
 
 The second kind of region runs its code twice. As with torch's checkpoint, a batch norm counts its
 batch twice, and any other side effect happens twice. Without gradients, and inside of function
@@ -35,6 +35,7 @@ from swapkit._runtime.recompute.fills import Fills
 from swapkit._runtime.recompute.watchers.watcher import make_watcher
 from swapkit._runtime.torch_compat.internals import (
     ModeKind,
+    has_forward_hooks,
     hooks_disabled_message,
     innermost_transform,
     mode_of_kind,
@@ -82,7 +83,17 @@ def run_region(
         *region.take_tensors(),
         use_reentrant=False,
         preserve_rng_state=terms.preserve_rng_state,
+        early_stop=not _has_hooks(_module_of(function, args)),
     )
+
+
+@untraced
+def _has_hooks(module: torch.nn.Module | None) -> bool:
+    """Return whether a module inside may have hooks: an early stop would skip those after its call.
+
+    None: which modules a function calls is not known.
+    """
+    return module is None or has_forward_hooks(module)
 
 
 @untraced

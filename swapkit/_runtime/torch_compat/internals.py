@@ -218,6 +218,18 @@ def has_backward_hook() -> bool:
     return bool(module_hooks._global_backward_hooks or module_hooks._global_backward_pre_hooks)
 
 
+def has_forward_hooks(module: torch.nn.Module) -> bool:
+    """Return whether a call of a module, or of one inside, calls a hook that is not swapkit's."""
+    everywhere = (module_hooks._global_forward_pre_hooks, module_hooks._global_forward_hooks)
+    if any(_is_foreign(hook) for table in everywhere for hook in list(table.values())):
+        return True
+    return any(each._forward_hooks or each._forward_pre_hooks for each in module.modules())
+
+
+def _is_foreign(hook: Callable[..., Any]) -> bool:
+    return not str(getattr(hook, "__module__", "")).startswith(__name__.partition(".")[0] + ".")
+
+
 def forget_removed_hooks() -> None:
     """Clear torch's notes on global hooks that are in no table any more."""
     for numbers in (

@@ -151,7 +151,7 @@ class _CallResults:
         # Below autograd, the kept aliases would not share the results' version counters; they must.
         with ExcludeKey(VERSIONS, False):  # noqa: FBT003
             self.parts: list[SavedTensor | object] = [
-                pack(leaf) if is_tensor(leaf) else leaf for leaf in leaves
+                pack(leaf.detach()) if is_tensor(leaf) else leaf for leaf in leaves
             ]
 
 

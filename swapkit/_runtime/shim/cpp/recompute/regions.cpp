@@ -131,7 +131,7 @@ PyObject *pack_by(const Region *region, PyObject *pack, PyObject *tensor) {
 // Pack a tensor that no region has made.
 PyObject *pack_other(Region *region, PyObject *tensor, c10::TensorImpl *impl, bool is_input) {
     if (region->others != Py_None && is_weight(impl)) {
-        return as_object(handle_keep(tensor, false));
+        return as_object(handle_saved(tensor));
     }
     if (is_input && region->around != Py_None) {
         return pack_by(region, region->around, tensor);
@@ -153,7 +153,7 @@ PyObject *pack_other(Region *region, PyObject *tensor, c10::TensorImpl *impl, bo
         return packed;
     }
     if (is_input || is_kept_here(region)) {
-        return as_object(handle_keep(tensor, false));
+        return as_object(handle_saved(tensor));
     }
     return call_method<"pack">(as_object(region->kept), tensor).release();
 }
@@ -183,14 +183,14 @@ PyObject *region_pack(PyObject *self, PyObject *tensor) {
     OwnOperators ours;
     c10::TensorImpl *impl = nullptr;
     if (as_object(Py_TYPE(tensor)) != links.tensor) {
-        return as_object(handle_keep(tensor, false));
+        return as_object(handle_saved(tensor));
     }
     if (!impl_of(tensor, &impl)) {
         return nullptr;
     }
     Key key = key_of(*impl);
     if (key.storage == nullptr) {
-        return as_object(handle_keep(tensor, false));
+        return as_object(handle_saved(tensor));
     }
     if (region->is_open != 0) {
         Locked lock(region->kept->mover);

@@ -93,7 +93,7 @@ Handle *handle_keep(PyObject *tensor, bool itself) {
     if (!impl_of(tensor, &impl)) {
         return nullptr;
     }
-    itself = itself || is_leaf(impl);
+    itself = itself || gathers_gradients(impl);
     if (!itself && as_object(Py_TYPE(tensor)) == links.tensor &&
         plain_storage(*impl, 0) != nullptr) {
         return handle_of(detached(impl));
@@ -105,6 +105,11 @@ Handle *handle_keep(PyObject *tensor, bool itself) {
     }
     c10::raw::intrusive_ptr::incref(impl);
     return handle_of(impl);
+}
+
+Handle *handle_saved(PyObject *tensor) {
+    c10::TensorImpl *impl = nullptr;
+    return impl_of(tensor, &impl) ? handle_keep(tensor, is_leaf(impl)) : nullptr;
 }
 
 Handle *handle_new(c10::TensorImpl *tensor, Group *group) {

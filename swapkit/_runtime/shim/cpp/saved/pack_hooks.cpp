@@ -195,7 +195,7 @@ bool follow_terms(const Packer *packer, Mover *mover, const Joined &joined, bool
     return behind_saved(mover, group, joined.is_new) && agenda_attend(mover, false);
 }
 
-PyObject *keep(PyObject *tensor) { return as_object(handle_keep(tensor, false)); }
+PyObject *keep(PyObject *tensor) { return as_object(handle_saved(tensor)); }
 
 // Return the handle, in a group, of a tensor that autograd saves. None: an exception is set.
 Ref<> new_handle(c10::TensorImpl *impl, Group *group) {

@@ -188,9 +188,12 @@ struct Group {
 
 extern PyTypeObject handle_type, group_type;
 
-// Return a new handle of a tensor that stays. `itself`: of the tensor, not of an alias; so is that
-// of a leaf. Null: an exception is set.
+// Return a new handle of a tensor that stays. `itself`: of the tensor, not of an alias. Null: an
+// exception is set.
 Handle *handle_keep(PyObject *tensor, bool itself);
+// The same for a tensor that autograd saves: of a leaf itself. A result that an operator has just
+// made, below autograd, is no such tensor: it is not in a graph yet.
+Handle *handle_saved(PyObject *tensor);
 // Return a new handle of a plain tensor, as one more view of the group (if not null). If the group
 // has no storage, neither has the handle. Null: an exception is set.
 Handle *handle_new(c10::TensorImpl *tensor, Group *group);
