@@ -328,3 +328,31 @@ def test_training_when_regions_run_under_a_tight_budget_then_same_bits_and_count
     assert_same_bits(results, expected)
     assert stats.recomputed_regions == 12
     assert stats.peak_bytes <= limit_bytes
+
+
+@pytest.mark.parametrize("of", ["module", "function", "everything"])
+def test_hooks_when_a_part_runs_twice_then_each_call_has_both(of: str) -> None:
+    depth, calls = 0, 0
+
+    def enter(*_: object) -> None:
+        nonlocal depth, calls
+        depth, calls = depth + 1, calls + 1
+
+    def leave(*_: object) -> None:
+        nonlocal depth
+        depth -= 1
+
+    part = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 64))
+    if of == "everything":
+        module = torch.nn.modules.module
+        handles = [module.register_module_forward_pre_hook(enter)]
+        handles.append(module.register_module_forward_hook(leave))
+    else:
+        handles = [each.register_forward_pre_hook(enter) for each in part]
+        handles += [each.register_forward_hook(leave) for each in part]
+    region = swapkit.checkpoint(part if of != "function" else part.forward, check_values=True)
+    region(torch.randn(32, 64, requires_grad=True)).sum().backward()
+    for handle in handles:
+        handle.remove()
+    assert depth == 0
+    assert calls >= 2 * len(part), "the last module ran again, too"
