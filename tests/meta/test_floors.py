@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sysconfig
@@ -104,3 +105,21 @@ def test_includes_when_planted_then_judged(
         assert problem in problems[0]
     else:
         assert problems == []
+
+
+def test_libraries_when_loaded_then_only_where_the_file_is_known_to_be_safe() -> None:
+    """A file that others can write runs their code: `shim/own_files.py` is the way to it."""
+    doors = {
+        "_runtime/shim/library.py",  # through `open_own`
+        "_native/hooks.py",  # of the package, like its modules
+        "_runtime/affinity/system.py",  # by its name, from the system's folders
+        "demo/training.py",  # the process itself
+    }
+    loads = re.compile(r"\b(CDLL|PyDLL|LoadLibrary|load_library|ExtensionFileLoader)\(")
+    package = ROOT / "swapkit"
+    found = {
+        path.relative_to(package).as_posix()
+        for path in package.rglob("*.py")
+        if loads.search(path.read_text(encoding="utf-8"))
+    }
+    assert found == doors

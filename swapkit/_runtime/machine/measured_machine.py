@@ -21,7 +21,8 @@ import torch
 
 from swapkit._runtime.machine.bandwidth import measure_disk, measure_speeds
 from swapkit._runtime.saved.device import CPU
-from swapkit._runtime.shim.user_cache import alone, cache_folder
+from swapkit._runtime.shim.own_files import FILE_MODE, name_of, open_own
+from swapkit._runtime.shim.user_cache import alone, cache_folder, find_cached
 from swapkit._runtime.torch_compat.accelerators import ACCELERATORS
 from swapkit._runtime.torch_compat.isolation import hidden
 from swapkit.errors import InvalidDocument
@@ -131,13 +132,15 @@ def _disk_bytes(limits: Limits) -> int:
 
 
 def _read(device: Device, limits: Limits) -> Machine | None:
-    folder = cache_folder()
-    if folder is None:
+    file = find_cached(_file_name(device, limits))
+    if file is None:
         return None
     try:
-        machine = read_machine(folder / _file_name(device, limits))
-    except FileNotFoundError:
-        return None
+        descriptor = open_own(file)
+        try:
+            machine = read_machine(name_of(descriptor))
+        finally:
+            os.close(descriptor)
     except (OSError, InvalidDocument) as error:
         _log.info("measuring the machine again, since the cached result cannot be read: %s", error)
         return None
@@ -147,6 +150,7 @@ def _read(device: Device, limits: Limits) -> Machine | None:
 def _write(file: Path, machine: Machine) -> None:
     try:
         write_machine(file, machine)
+        file.chmod(FILE_MODE)
     except OSError as error:
         _log.info("cannot cache the measurement: %s", error)
 

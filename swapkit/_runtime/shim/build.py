@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from swapkit._runtime.shim.user_cache import alone, cache_folder, find_cached
+from swapkit._runtime.shim.own_files import FILE_MODE, own_folder
+from swapkit._runtime.shim.user_cache import alone, cache_folder, find_cached, remove_abandoned
 from swapkit._runtime.torch_compat.internals import CXX11_ABI
 from swapkit.errors import NativeBuildError
 
@@ -47,6 +48,7 @@ DIRECT = "-fno-semantic-interposition"
 OPTIONS = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=default", DIRECT, "-w")
 LIBRARIES = ("-lc10", "-ltorch_cpu")
 LOCK = "shim.lock"
+PARTIAL = "shim-", ".tmp"  # the names of folders for compilations begin and end so
 # How long to wait for another process that compiles. After that, this process compiles too.
 PATIENCE_SECONDS = 300.0
 
@@ -82,6 +84,7 @@ def build_shim(*, force: bool = False) -> Build:
         cached = None if force else find_cached(shim_name())  # from another process meanwhile
         if cached is not None:
             return Build(cached, None)
+        remove_abandoned(folder, f"{PARTIAL[0]}*{PARTIAL[1]}")
         started = time.monotonic()
         library = compile_shim(folder)
         return Build(library, time.monotonic() - started)
@@ -113,21 +116,29 @@ def compile_shim(folder: Path, *, often: str = ", once") -> Path:
     _log.warning(
         "swapkit: compiling its allocator for torch %s%s: about 10 s", torch.__version__, often
     )
-    library = folder / shim_name()
-    with tempfile.TemporaryDirectory(dir=folder, prefix="shim-", suffix=".tmp") as temporary:
+    name = shim_name()
+    prefix, suffix = PARTIAL
+    with (
+        own_folder(folder) as own,
+        tempfile.TemporaryDirectory(dir=own, prefix=prefix, suffix=suffix) as temporary,
+    ):
         units = _units()
-        objects = [str(Path(temporary) / f"unit{number}.o") for number in range(len(units))]
+        objects = [f"unit{number}.o" for number in range(len(units))]
         # The compiler reads all sources of a unit through `-include`, then an empty file.
         source = ("-c", "-x", "c++", os.devnull)
         _run(
-            [*compiler, *_options(), *headers, *_include(unit), *source, "-o", target]
-            for unit, target in zip(units, objects, strict=True)
+            temporary,
+            (
+                [*compiler, *_options(), *headers, *_include(unit), *source, "-o", target]
+                for unit, target in zip(units, objects, strict=True)
+            ),
         )
-        linked = Path(temporary) / library.name
         libraries = f"-L{Path(torch.__file__).parent / 'lib'}"
-        _run([[*compiler, "-shared", *objects, "-o", str(linked), libraries, *LIBRARIES]])
-        linked.replace(library)
-    return library
+        _run(temporary, [[*compiler, "-shared", *objects, "-o", name, libraries, *LIBRARIES]])
+        linked = Path(temporary) / name
+        linked.chmod(FILE_MODE)
+        linked.replace(own / name)
+    return folder / name
 
 
 def _say_waiting() -> None:
@@ -147,13 +158,24 @@ def find_compiler() -> list[str]:
     Raises:
         NativeBuildError: there is no compiler.
     """
-    compiler = shlex.split(os.environ.get("CXX") or "c++")
+    command = os.environ.get("CXX") or "c++"
+    try:
+        compiler = shlex.split(command)
+    except ValueError:  # no closing quotation
+        compiler = []
+    if not compiler:
+        raise NativeBuildError(
+            f"CXX={command!r} is not a command: set CXX to a C++ compiler, with its options if it "
+            "needs some, such as CXX='g++ -pipe', or unset it."
+        )
     if shutil.which(compiler[0]) is None:
         raise NativeBuildError(
             "swapkit needs a C++ compiler once, to compile its allocator for torch: "
             f"{compiler[0]!r} was not found. Install g++ (Debian: `apt-get install g++`), or set "
             "CXX to a compiler."
         )
+    if os.sep in compiler[0]:
+        compiler[0] = os.path.abspath(compiler[0])  # it runs in another folder
     return compiler
 
 
@@ -187,8 +209,8 @@ def _include(unit: tuple[Path, ...]) -> list[str]:
     return [word for source in unit for word in ("-include", str(source))]
 
 
-def _run(commands: Iterable[Sequence[str]]) -> None:
-    """Run commands in parallel, and wait for all of them.
+def _run(folder: str, commands: Iterable[Sequence[str]]) -> None:
+    """Run commands in a folder in parallel, and wait for all of them.
 
     Raises:
         NativeBuildError: a command fails.
@@ -199,6 +221,7 @@ def _run(commands: Iterable[Sequence[str]]) -> None:
         for command in commands:
             process = subprocess.Popen(
                 command,
+                cwd=folder,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,

@@ -28,6 +28,7 @@ from swapkit._native.lib import (
 from swapkit._runtime.model import hook_bypass
 from swapkit._runtime.shim import callbacks as again
 from swapkit._runtime.shim.build import build_shim, compile_shim, shim_name
+from swapkit._runtime.shim.own_files import name_of, open_own
 from swapkit._runtime.shim.types import refuse_modified
 from swapkit._runtime.shim.user_cache import cache_folder, find_cached
 from swapkit._runtime.torch_compat import isolation as guards
@@ -164,8 +165,8 @@ class Shim:
         """
         try:
             module = _load(library)
-            self._library = ctypes.CDLL(str(library))
-            quick = ctypes.PyDLL(str(library))  # keeps the GIL, for short calls
+            self._library = ctypes.CDLL(module.__file__)
+            quick = ctypes.PyDLL(module.__file__)  # keeps the GIL, for short calls
         except (ImportError, OSError) as error:
             raise _explain(error) from None
         self.lock: Callable[[], Lock] = module.Lock
@@ -318,8 +319,10 @@ def load_shim() -> Shim:
 def _load(library: Path) -> ModuleType:
     """Load the shim as a module, and link it to the core and to torch."""
     name = "swapkit._runtime._shim"
-    loader = importlib.machinery.ExtensionFileLoader(name, str(library))
-    spec = importlib.util.spec_from_file_location(name, library, loader=loader)
+    # Never closed: while it is open, its name means no other library.
+    opened = str(name_of(open_own(library)))
+    loader = importlib.machinery.ExtensionFileLoader(name, opened)
+    spec = importlib.util.spec_from_file_location(name, opened, loader=loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     module.link(

@@ -7,11 +7,13 @@ import fcntl
 import functools
 import logging
 import os
-import stat
+import shutil
 import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from swapkit._runtime.shim.own_files import Untrusted, make_own_folder, open_own, own_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -19,34 +21,55 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.05
+ABANDONED_SECONDS = 3600.0  # no compilation takes that long
 
 
 def cache_folder() -> Path | None:
-    """Return the user's cache folder, created if needed; None: no folder is writable.
+    """Return the user's cache folder, created if needed; None: no folder is safe and writable.
 
     That is `swapkit` in XDG_CACHE_HOME or in `~/.cache`. If it is not writable (a read-only home
-    directory, or none), a folder in the temporary directory takes its place.
+    directory, or none), or if other users can write to it, a folder in the temporary directory
+    takes its place.
     """
     try:
-        folder = _user_folder()
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home
-        return _temporary_instead(str(error))
-    if not os.access(folder, os.W_OK | os.X_OK):
-        return _temporary_instead(f"{folder} is not writable")
+        return _usable(_user_folder())
+    except OSError as error:
+        reason = str(error)
+    try:
+        folder = _usable(_temporary_folder())
+    except OSError as error:
+        _warn_once(f"swapkit has no cache: {reason}; {error}")
+        return None
+    _warn_once(f"swapkit uses {folder} as its cache: {reason}")
     return folder
 
 
 def find_cached(name: str) -> Path | None:
-    """Return a file of the cache, which may be read-only; None: there is no such file."""
-    with contextlib.suppress(RuntimeError):
-        file = _user_folder() / name
-        if os.access(file, os.R_OK):
+    """Return a file of the cache, which may be read-only; None: there is none that is safe."""
+    for place in (_user_folder, _temporary_folder):
+        try:
+            file = place() / name
+            os.close(open_own(file))
+        except Untrusted as error:
+            _warn_once(f"swapkit does not use {file}: {error}")
+        except OSError:
+            continue
+        else:
             return file
-    folder = _temporary_folder()
-    if _is_own(folder) and os.access(folder / name, os.R_OK):
-        return folder / name
     return None
+
+
+def remove_abandoned(folder: Path, pattern: str) -> None:
+    """Remove folders that killed processes have not removed from a cache folder.
+
+    Args:
+        folder: the cache folder.
+        pattern: a glob of their names. They are left alone for `ABANDONED_SECONDS`.
+    """
+    with contextlib.suppress(OSError), own_folder(folder) as own:
+        for each in own.glob(pattern):
+            if time.time() - each.lstat().st_mtime > ABANDONED_SECONDS:
+                shutil.rmtree(each, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -67,13 +90,17 @@ def alone(
         yield
         return
     try:
-        file = (folder / name).open("w")
-    except OSError:
+        descriptor = open_own(folder / name, os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        if isinstance(error, Untrusted):
+            _warn_once(f"swapkit runs without its lock: {error}")
         yield
         return
-    with file:
-        _await_lock(file.fileno(), patience_seconds, waits)
-        yield  # closing the file releases the lock
+    try:
+        _await_lock(descriptor, patience_seconds, waits)
+        yield
+    finally:
+        os.close(descriptor)  # releases the lock
 
 
 def _await_lock(descriptor: int, patience_seconds: float, waits: Callable[[], None] | None) -> None:
@@ -93,33 +120,30 @@ def _await_lock(descriptor: int, patience_seconds: float, waits: Callable[[], No
 
 
 def _user_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "swapkit"
+    """Return the folder of first choice; raises OSError if the user has no home."""
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if named.is_absolute():  # XDG: a relative path is to be ignored
+        return named / "swapkit"
+    try:
+        home = Path.home()
+    except RuntimeError as error:
+        raise FileNotFoundError(str(error)) from None
+    if not home.is_absolute():
+        raise FileNotFoundError(f"the home directory {str(home)!r} is not an absolute path")
+    return home / ".cache" / "swapkit"
 
 
 def _temporary_folder() -> Path:
     return Path(tempfile.gettempdir()) / f"swapkit-{os.geteuid()}"
 
 
-def _temporary_instead(reason: str) -> Path | None:
-    folder = _temporary_folder()
-    with contextlib.suppress(OSError):
-        folder.mkdir(mode=0o700)
-    if not _is_own(folder):
-        _warn_once(f"swapkit has no cache: {reason}, and {folder} is not private to this user")
-        return None
-    _warn_once(f"swapkit uses {folder} as its cache: {reason}")
+def _usable(folder: Path) -> Path:
+    """Return a folder after making it if needed; raises OSError if it is not safe or writable."""
+    make_own_folder(folder)
+    with own_folder(folder):
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(f"{folder} is not writable")
     return folder
-
-
-def _is_own(folder: Path) -> bool:
-    """Return whether only this user can write to a folder: files in it are loaded as code."""
-    try:
-        found = folder.lstat()
-    except OSError:
-        return False
-    is_private = stat.S_IMODE(found.st_mode) & 0o077 == 0
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and is_private
 
 
 @functools.cache

@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shutil
+import stat
 import sys
 import tempfile
 import time
@@ -39,6 +41,7 @@ def usual() -> Path:
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path / "swapkit"
 
 
@@ -130,6 +133,7 @@ def test_compile_when_done_then_one_library_of_all_units_and_a_line_that_says_so
     assert built.seconds is not None
     assert built.library == cache / shim_build.shim_name()
     assert {path.name for path in cache.iterdir()} == {shim_build.LOCK, built.library.name}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in cache.iterdir()} == {0o600}
     assert caplog.messages == [
         f"swapkit: compiling its allocator for torch {torch.__version__}, once: about 10 s"
     ]
@@ -142,6 +146,24 @@ def test_compile_when_there_is_no_compiler_then_the_error_says_how_to_get_one(
     with pytest.raises(NativeBuildError, match=r"'/nonexistent/c\+\+' was not found.*g\+\+.*CXX"):
         shim.load_shim()
     assert [path.name for path in cache.iterdir()] == [shim_build.LOCK]
+
+
+@pytest.mark.parametrize("command", [" ", "'", "g++ 'a"])
+def test_compile_when_cxx_is_no_command_then_the_error_says_what_to_set(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", command)
+    with pytest.raises(NativeBuildError, match=r"^CXX=.* is not a command: .*g\+\+.*unset"):
+        shim_build.find_compiler()
+
+
+def test_compile_when_cxx_is_a_relative_path_then_found_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "compiler").touch(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CXX", "./compiler -pipe")
+    assert shim_build.find_compiler() == [str(tmp_path / "compiler"), "-pipe"]
 
 
 def test_compile_when_units_fail_then_the_error_has_each_command_and_its_output(
@@ -257,10 +279,28 @@ def test_load_when_it_is_in_the_cache_then_no_compiler_is_needed(
 ) -> None:
     monkeypatch.setenv("CXX", "/nonexistent/c++")
     cache.mkdir()
-    (cache / usual.name).symlink_to(usual)
+    shutil.copy(usual, cache)
     loaded = shim.load_shim()
     assert hasattr(loaded._library, "swapkit_shim_install")
     assert hasattr(loaded._library, "swapkit_shim_uninstall")
+
+
+def test_load_when_another_user_could_have_planted_it_then_compiled_anew(
+    cache: Path, compiled: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.mkdir(mode=0o700)
+    planted = cache / shim_build.shim_name()
+    planted.write_text("planted")
+    planted.chmod(0o722)
+    loaded: list[str] = []
+    monkeypatch.setattr(shim, "Shim", lambda library: loaded.append(library.read_text()))
+    shim.load_shim()
+    assert loaded == ["library 0"]
+    assert len(compiled) == 1
+    planted.chmod(0o722)  # between the search and the load
+    monkeypatch.undo()
+    with pytest.raises(NativeBuildError, match=r"can be written by other users"):
+        shim.Shim(planted)
 
 
 def test_load_when_the_cached_file_is_broken_then_the_error_says_what_to_do(cache: Path) -> None:

@@ -10,11 +10,16 @@ import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
 
 from swapkit._runtime.shim import user_cache as cache
+from swapkit._runtime.shim.own_files import name_of, open_own, own_folder
 from swapkit._runtime.shim.user_cache import alone, cache_folder, find_cached
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @pytest.fixture
@@ -33,6 +38,26 @@ def instead(home: Path) -> Path:
     """The folder in place of a home that cannot be written, which it is from now on."""
     home.write_text("not a folder")
     return home.parent / "temporary" / f"swapkit-{os.geteuid()}"
+
+
+@pytest.fixture
+def belongs_to_another(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Gives a file or folder to another user, as far as `os.fstat` and `Path.lstat` can say."""
+    given: set[tuple[int, int]] = set()
+
+    def as_given(found: os.stat_result) -> os.stat_result | SimpleNamespace:
+        if (found.st_dev, found.st_ino) not in given:
+            return found
+        return SimpleNamespace(st_mode=found.st_mode, st_uid=2**32 - 6)
+
+    def give(path: Path) -> None:
+        found = path.stat(follow_symlinks=False)
+        given.add((found.st_dev, found.st_ino))
+
+    fstat, lstat = os.fstat, Path.lstat
+    monkeypatch.setattr(os, "fstat", lambda descriptor: as_given(fstat(descriptor)))
+    monkeypatch.setattr(Path, "lstat", lambda path: as_given(lstat(path)))
+    return give
 
 
 def test_cache_when_made_then_below_home_and_only_the_user_may_enter(home: Path) -> None:
@@ -91,15 +116,19 @@ def test_cache_when_the_user_has_no_home_then_a_private_folder(
     assert "Could not determine home directory" in caplog.text
 
 
-@pytest.mark.parametrize("how", ["others may write", "link", "file", "another's"])
+@pytest.mark.parametrize("how", ["others may write", "another's link", "file", "another's"])
 def test_cache_when_the_temporary_folder_is_not_the_users_alone_then_none(
-    instead: Path, how: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    instead: Path,
+    how: str,
+    belongs_to_another: Callable[[Path], None],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     real = instead.parent / "real"
     real.mkdir(mode=0o700)
-    (real / "planted").touch()
-    if how == "link":
+    (real / "planted").touch(0o600)
+    if how == "another's link":
         instead.symlink_to(real)
+        belongs_to_another(instead)
     elif how == "file":
         instead.touch(mode=0o600)
     else:
@@ -107,12 +136,137 @@ def test_cache_when_the_temporary_folder_is_not_the_users_alone_then_none(
     if how == "others may write":
         instead.chmod(0o722)
     if how == "another's":
-        found = instead.lstat()
-        as_another = SimpleNamespace(st_mode=found.st_mode, st_uid=found.st_uid + 1)
-        monkeypatch.setattr(Path, "lstat", lambda _path: as_another)
+        belongs_to_another(instead)
     assert cache_folder() is None
     assert find_cached("planted") is None
-    assert "is not private to this user" in caplog.text
+    assert str(instead) in caplog.text
+
+
+# ---- what other users can change -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["folder", "file"])
+@pytest.mark.parametrize("how", ["another's", "writable by the group", "writable by all", "link"])
+def test_cache_when_another_user_can_change_it_then_not_used_and_the_warning_has_a_remedy(
+    home: Path,
+    what: str,
+    how: str,
+    belongs_to_another: Callable[[Path], None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    folder = cache_folder()
+    assert folder is not None
+    file = folder / "built"
+    file.touch(0o600)
+    assert find_cached("built") == file
+    changed = folder if what == "folder" else file
+    if how == "link":
+        changed.rename(home / "moved")
+        changed.symlink_to(home / "moved")
+    if how.startswith("writable"):
+        changed.chmod(0o720 if how.endswith("group") else 0o702)
+    else:
+        belongs_to_another(changed)
+    assert find_cached("built") is None
+    remedy = f"run `chmod go-w {changed}`" if how.startswith("writable") else "remove it"
+    assert caplog.text.count(f"does not use {file}: {changed} ") == 1
+    assert remedy in caplog.text
+    if how == "another's":
+        assert "belongs to uid 4294967290" in caplog.text
+    elsewhere = home.parent / "temporary" / f"swapkit-{os.geteuid()}"
+    assert cache_folder() == (elsewhere if what == "folder" else folder)
+
+
+def test_cache_when_the_folder_is_this_users_own_link_then_followed(home: Path) -> None:
+    (home / ".cache").mkdir(parents=True)
+    (home / "scratch").mkdir(mode=0o700)
+    (home / ".cache" / "swapkit").symlink_to(home / "scratch")
+    assert cache_folder() == home / ".cache" / "swapkit"
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o377])
+def test_cache_when_made_then_its_modes_do_not_depend_on_the_umask(home: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        folder = cache_folder()
+        assert folder is not None
+        with alone(folder, "lock", 60):
+            pass
+    finally:
+        os.umask(before)
+    made = (home, home / ".cache", folder)
+    assert [stat.S_IMODE(each.stat().st_mode) for each in made] == [0o700] * 3
+    assert stat.S_IMODE((folder / "lock").stat().st_mode) & 0o177 == 0
+
+
+@pytest.mark.parametrize("home_name", ["home", "relative"])
+def test_cache_when_a_path_is_relative_then_ignored(
+    home: Path, home_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(home.parent)
+    monkeypatch.setenv("XDG_CACHE_HOME", "work")
+    if home_name == "relative":
+        monkeypatch.setattr(Path, "home", lambda: Path("here"))
+    found = cache_folder()
+    expected = home / ".cache" / "swapkit"
+    if home_name == "relative":
+        expected = home.parent / "temporary" / f"swapkit-{os.geteuid()}"
+    assert found == expected
+    assert not (home.parent / "work").exists()
+    assert not (home.parent / "here").exists()
+
+
+def test_file_when_its_folder_is_replaced_while_it_is_open_then_the_opened_one_is_used(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir(mode=0o700)
+    (folder / "file").write_text("own")
+    (folder / "file").chmod(0o600)
+    with own_folder(folder) as own:
+        opened = open_own(own / "file")
+        folder.rename(tmp_path / "moved")
+        folder.mkdir()
+        (folder / "file").write_text("planted")
+        assert (own / "file").read_text() == name_of(opened).read_text() == "own"
+        os.close(opened)
+
+
+def test_abandoned_when_a_killed_process_has_left_folders_then_removed_after_a_while(
+    tmp_path: Path,
+) -> None:
+    for name, age_seconds in (("a-old", 2 * cache.ABANDONED_SECONDS), ("a-new", 0.0), ("b", 1e6)):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "unit0.o").touch()
+        os.utime(folder, (time.time() - age_seconds,) * 2)
+    (tmp_path / "a-link").symlink_to(tmp_path / "b")
+    cache.remove_abandoned(tmp_path, "a-*")
+    assert {each.name for each in tmp_path.iterdir()} == {"a-new", "b", "a-link"}
+    assert (tmp_path / "b" / "unit0.o").exists()
+
+
+# ---- one process at a time -----------------------------------------------------------------------
+
+
+def test_alone_when_the_lock_is_a_link_then_its_target_is_untouched_and_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache._warn_once.cache_clear()
+    (tmp_path / "precious").write_text("content")
+    (tmp_path / "lock").symlink_to(tmp_path / "precious")
+    with alone(tmp_path, "lock", 60):
+        pass
+    assert (tmp_path / "precious").read_text() == "content"
+    assert f"{tmp_path / 'lock'} is a link: remove it" in caplog.text
+
+
+def test_alone_when_its_lock_file_has_content_then_kept(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text("content")
+    (tmp_path / "lock").chmod(0o600)
+    with alone(tmp_path, "lock", 60):
+        pass
+    assert (tmp_path / "lock").read_text() == "content"
 
 
 def test_alone_when_another_process_is_at_it_then_awaited_and_said_once(
