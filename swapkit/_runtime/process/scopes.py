@@ -42,9 +42,15 @@ class OpenScope:
             self._tracker.start(self, Need.LABELS if self._is_alone else Need.MODULES)
             self.hooks.enter()
             self._stack.append(self)
+            self.scope.entries.append(self)
         except BaseException:
             self.leave()
             raise
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this thread has opened it."""
+        return self._stack is thread_state.scopes
 
     def __exit__(self, *_: object) -> None:
         """End the scope. Hooks that another thread cannot pop from torch's stack are inert."""
@@ -61,9 +67,9 @@ class OpenScope:
             raise
 
     def _leave(self) -> None:
-        stack = self._stack
-        if self in stack:
-            stack.remove(self)
+        for opened in (self._stack, self.scope.entries):
+            if self in opened:
+                opened.remove(self)
         try:
             self.hooks.leave()
         finally:
@@ -71,10 +77,15 @@ class OpenScope:
 
 
 class Scope:
-    """A placement as a reusable, reentrant context manager. Any thread may enter it."""
+    """A placement as a reusable, reentrant context manager. Any thread may enter and end it."""
 
     def __init__(self, placement: Placement) -> None:
         self.placement = placement
+        self.entries: list[OpenScope] = []  # of all threads
+
+    def __reduce__(self) -> tuple[type[Scope], tuple[Placement]]:
+        """Copy and pickle as a scope that is not open."""
+        return Scope, (self.placement,)
 
     @untraced
     def __enter__(self) -> None:
@@ -120,12 +131,12 @@ class Scope:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # A copy: other threads may end scopes of this thread.
-        for entered in thread_state.scopes[::-1]:
-            if entered.scope is self:
-                entered.__exit__()
-                return
-        raise SessionError("a scope must end on the thread on which it began")
+        # A copy: other threads may end scopes. A generator that holds one may be closed on another
+        # thread than the one that entered it.
+        entries = sorted(self.entries, key=lambda each: each.is_here)
+        if not entries:
+            raise SessionError("a scope must begin before it ends: it is not open on any thread")
+        entries[-1].__exit__()
 
 
 @untraced

@@ -56,7 +56,7 @@ def _top() -> Pair | None:
 
 
 class Hooks:
-    """One pair of hooks with a placement. Entered and left once, on one thread.
+    """One pair of hooks with a placement. Entered and left once.
 
     The swapper keeps the saved tensors, also after the pair has left.
     """
@@ -84,6 +84,7 @@ class Hooks:
         self._has_entered = self._has_left = False
         self._is_popped = False  # taken off torch's stack, or about to be
         self._task = graph_task()
+        self._stack = thread_state.hooks
         self._foreign: Pair | None = None
         self.pair: Pair | None = None
 
@@ -93,6 +94,7 @@ class Hooks:
             return
         pop_left()
         self._task = graph_task()
+        self._stack = thread_state.hooks
         self._foreign = None if self.region is not None else _foreign_pair()
         ours: Pair = (self.packer.pack, self.packer.unpack)
         self.pair = ours if self._foreign is None else _compose(self._foreign, ours)
@@ -102,11 +104,12 @@ class Hooks:
         self._push()
 
     def leave(self) -> None:
-        """Undo `enter`, on the same thread.
+        """Undo `enter`.
 
-        Torch can only pop the top of its stack. If another pair is above, this pair goes inert and
-        leaves the stack together with our next pair that does. The same holds in the middle of a
-        backward pass: at its end, the engine restores the stack from its beginning.
+        Torch can only pop the top of the calling thread's stack. If another pair is above, or on
+        another thread, this pair goes inert and leaves the stack together with our next pair that
+        does. The same holds in the middle of a backward pass: at its end, the engine restores the
+        stack from its beginning.
         """
         if self._has_entered and not self._has_left:
             self._has_left = True
@@ -114,7 +117,8 @@ class Hooks:
                 self.swapper.pack_awaited(self.packer)
             if not self._is_stand_in and self.region is None:  # else the packer is in use elsewhere
                 self.packer.is_inert = True
-            _end_detour_for(self)
+            if self not in self._stack:  # else where it is popped
+                _end_detour_for(self)
         if self._is_loose:  # also if a signal handler raised before `thread_state.hooks` had it
             self._pop()
         pop_left()
@@ -154,8 +158,10 @@ class Hooks:
         self._forget()
 
     def _forget(self) -> None:
-        if self in thread_state.hooks:
-            thread_state.hooks.remove(self)
+        if self in self._stack:
+            self._stack.remove(self)
+        if self._has_left:
+            _end_detour_for(self)
 
 
 def pop_left() -> None:
@@ -323,7 +329,7 @@ def _disable_without_ours(error_message: str) -> Iterator[None]:
 def _detour_for(hooks: Hooks) -> None:
     """Replace torch's functions that disable hooks (for `torch.func`) or run a backward pass.
 
-    The replacements take our pairs off the stack. They stay until the last pair has left.
+    The replacements take our pairs off the stack. They stay until the last pair is popped.
     """
     global _disable  # noqa: PLW0603 - torch's function is the process's
     with _detour_lock:

@@ -254,28 +254,52 @@ def test_scope_when_its_end_is_interrupted_anywhere_then_it_is_over_or_as_before
     assert torch.equal(gradient(scope(torch.sin)), gradient(torch.sin))
 
 
-def test_scope_when_it_ends_on_another_thread_then_refused_and_its_own_is_untouched() -> None:
-    scope = swapkit.offload()
-    with scope:
-        with pytest.raises(SessionError):
-            on_thread(lambda: scope.__exit__(None, None, None))
-        assert len(thread_state.scopes) == 1
+def test_scope_when_a_generator_that_holds_it_is_closed_on_another_thread_then_it_ends() -> None:
+    def hold(scope: Any) -> Any:
+        with scope:
+            yield
+
+    def end() -> None:
+        with own:
+            held.close()
+            assert len(thread_state.scopes) == 1  # this thread's own stays
+        assert thread_state.scopes == []
+
+    own = swapkit.keep()
+    users = get_runtime().tracker._users
+    held = hold(swapkit.offload(min_bytes=1))
+    next(held)
+    on_thread(end)
+    assert innermost_placement() is None
+    assert get_runtime().tracker._users == users
+    before = copied()
+    expected = gradient(torch.sin)
+    assert copied() == before
+    # The hooks are still on this thread's stack, which only this thread can pop.
+    assert torch.equal(torch.func.grad(lambda x: x.sin().sum())(leaf().detach()), expected)
+    with swapkit.keep():
+        pass
     assert_gone()
 
 
-def test_scope_when_it_ends_on_a_thread_that_has_another_open_then_refused_and_both_stay() -> None:
+def test_scope_when_it_is_open_on_two_threads_then_each_ends_its_own_first() -> None:
     scope = swapkit.offload()
 
-    def end() -> None:
-        with swapkit.keep():
-            with pytest.raises(SessionError, match="on the thread on which it began"):
-                scope.__exit__(None, None, None)
+    def end_both() -> None:
+        with scope:
             assert len(thread_state.scopes) == 1
-        assert not thread_state.scopes
+        assert thread_state.scopes == []
+        assert innermost is not None
+        scope.__exit__(None, None, None)  # the other thread's
+        with pytest.raises(SessionError, match="not open on any thread"):
+            scope.__exit__(None, None, None)
 
-    with scope:
-        on_thread(end)
-        assert len(thread_state.scopes) == 1
+    scope.__enter__()
+    innermost = innermost_placement()
+    on_thread(end_both)
+    assert innermost_placement() is None
+    with swapkit.keep():
+        pass
     assert_gone()
 
 
