@@ -17,8 +17,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import yaml
-
+from swapkit.config.yaml_documents import read_text, read_yaml
 from swapkit.errors import InvalidArgument
 from swapkit.units import parse_bytes
 
@@ -221,16 +220,12 @@ def read_smart_swap(source: SmartSwapSource = None) -> SmartSwapConfig:
 
 def _read_file(path: Path) -> Mapping[str, object]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except OSError as error:
         raise InvalidArgument(f"{path}: cannot read it: {error.strerror}") from None
     if path.suffix not in {".json", ".yaml", ".yml"}:
         raise InvalidArgument(f"{path}: expected a .yaml, .yml or .json file")
-    try:
-        values = yaml.safe_load(text) or {}  # JSON is YAML
-    except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
-        raise InvalidArgument(f"{path}: cannot parse it: {reason}") from None
+    values = read_yaml(text, str(path)) or {}
     if not isinstance(values, Mapping):
         raise InvalidArgument(f"{path}: expected a mapping of fields to values")
     return values

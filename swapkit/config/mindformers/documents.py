@@ -27,7 +27,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from swapkit.config.mindformers.layouts import ModelInputs, is_whole
 from swapkit.config.mindformers.log_lines import LogLine, warning
 from swapkit.config.mindformers.sections import RecomputeConfig, SwapConfig, check_bool
-from swapkit.errors import InvalidConfiguration, WrongKey, WrongType
+from swapkit.config.yaml_documents import read_text, read_yaml
+from swapkit.errors import WrongKey, WrongType
+from swapkit.units import show
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,7 +107,7 @@ def _check_spelling(sections: Mapping[str, Any]) -> None:
     for key in sections:
         meant = difflib.get_close_matches(str(key), SECTIONS, n=1, cutoff=ALIKE)
         if key not in SECTIONS and meant:
-            message = f"The document has the key {key!r}; the section is named {meant[0]!r}"
+            message = f"The document has the key {show(key)}; the section is named {meant[0]!r}"
             raise WrongKey(message)
 
 
@@ -116,8 +118,8 @@ def _as_mapping(source: object) -> Mapping[str, Any]:
         return {item.name: getattr(source, item.name) for item in dataclasses.fields(source)}
     if not isinstance(source, Mapping):
         message = (
-            f"A configuration document is a mapping of sections, but got {source!r}; pass a path, "
-            "a mapping or a dataclass with 'recompute_config' and 'swap_config'"
+            f"A configuration document is a mapping of sections, but got {show(source)}; pass "
+            "a path, a mapping or a dataclass with 'recompute_config' and 'swap_config'"
         )
         raise WrongType(message)
     return source
@@ -125,16 +127,9 @@ def _as_mapping(source: object) -> Mapping[str, Any]:
 
 def _load(source: str | os.PathLike[str]) -> object:
     """Return the content of a YAML document; JSON is YAML too."""
-    import yaml  # needed only for documents
-
     is_text = isinstance(source, str) and ("\n" in source or source.lstrip().startswith("{"))
-    text = str(source) if is_text else Path(source).read_text(encoding="utf-8")
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        name = "The document" if is_text else os.fspath(source)
-        message = f"{name} is not valid YAML: {error}"
-        raise InvalidConfiguration(message) from error
+    name = "The document" if is_text else os.fspath(source)
+    return read_yaml(str(source) if is_text else read_text(Path(source)), name)
 
 
 def _is_empty(section: object) -> bool:
@@ -159,7 +154,7 @@ def _read_section(name: str, sections: Mapping[str, object], kind: type[Section]
     if not isinstance(section, Mapping) and not dataclasses.is_dataclass(section):
         message = (
             f"The config '{name}' must be a mapping of its keys, but got "
-            f"{type(section).__name__}: {section!r}"
+            f"{type(section).__name__}: {show(section)}"
         )
         raise WrongType(message)
     values = _as_mapping(section)
@@ -210,5 +205,5 @@ def _read_whole(mapping: Mapping[str, object], key: str) -> int | None:
     value = mapping.get(key)
     if value is None or (isinstance(value, int) and is_whole(value)):
         return value
-    message = f"{key}={value!r}: expected a whole number"
+    message = f"{key}={show(value)}: expected a whole number"
     raise WrongType(message)

@@ -108,8 +108,8 @@ def test_config_when_a_value_is_wrong_then_the_error_names_it(
         ("absent.yaml", None, "cannot read it: No such file"),
         ("config.py", "target_mode = True", r"expected a \.yaml, \.yml or \.json file"),
         ("list.json", "[1]", "expected a mapping of fields to values"),
-        ("broken.json", "{", "cannot parse it"),
-        ("broken.yaml", "a: [", "cannot parse it"),
+        ("broken.json", "{", "is not valid YAML"),
+        ("broken.yaml", "a: [", "is not valid YAML"),
     ],
 )
 def test_file_when_it_is_no_configuration_then_invalid_argument(
