@@ -1,12 +1,14 @@
-/* base.c - status names, the error text of each thread, assertions, the clock. */
+/* base.c - status names, the error text of each thread, assertions, address space, the clock. */
 #include "base/base.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <time.h>
+#include <unistd.h>
 
-enum { ERROR_TEXT_BYTES = 512, NS_PER_S = 1000000000 };
+enum { ERROR_TEXT_BYTES = 512, NS_PER_S = 1000000000, LINE_BYTES = 128, DECIMAL = 10 };
 
 static _Thread_local char error_text[ERROR_TEXT_BYTES];
 
@@ -35,6 +37,22 @@ sk_status sk__fail(sk_status status, const char *format, ...) {
 void sk__assert_failed(const char *condition, const char *file, int line) {
     (void)fprintf(stderr, "swapkit: %s:%d: assertion failed: %s\n", file, line, condition);
     abort();
+}
+
+size_t sk__address_room(void) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
+        return SIZE_MAX;
+    }
+    char line[LINE_BYTES];
+    size_t mapped = 0;
+    FILE *stream = fopen("/proc/self/statm", "re"); /* its first number: mapped pages */
+    if (stream != NULL) {
+        const char *text = fgets(line, sizeof line, stream);
+        (void)fclose(stream);
+        mapped = text == NULL ? 0 : strtoull(text, NULL, DECIMAL) * (size_t)sysconf(_SC_PAGESIZE);
+    }
+    return limit.rlim_cur - sk__min(mapped, limit.rlim_cur);
 }
 
 uint64_t sk__now_ns(void) {

@@ -27,6 +27,9 @@ sk_status sk__fail(sk_status status, const char *format, ...) __attribute__((for
 /* For failures that no caller can handle, such as in destroy functions. */
 static inline void sk__ignore(sk_status status) { (void)status; }
 
+/* Return the bytes of address space that RLIMIT_AS leaves to the process; SIZE_MAX: no limit. */
+size_t sk__address_room(void);
+
 /* CLOCK_MONOTONIC. */
 uint64_t sk__now_ns(void);
 

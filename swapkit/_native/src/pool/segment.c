@@ -11,6 +11,8 @@
 #include "pool/lives.h"
 #include "pool/stats.h"
 
+enum { ROOM_SHARE = 4 }; /* of a limited address space, for a range of one arena */
+
 /* Bytes that may still be reserved. */
 static size_t budget_room(const sk_pool *pool) SK_REQUIRES(pool->lock) {
     return pool->budget_bytes - sk__min(pool->reserved_bytes, pool->budget_bytes);
@@ -134,7 +136,8 @@ sk_status sk__range_add(sk_pool *pool, size_t nbytes, sk__arena arena) {
         return SK_OUT_OF_HOST_MEMORY;
     }
     size_t least = sk__round_up(nbytes, pool->granule_bytes);
-    size_t span = sk__max(least, pool->span_bytes);
+    size_t room = sk__round_down(sk__address_room() / ROOM_SHARE, pool->granule_bytes);
+    size_t span = sk__max(least, sk__min(pool->span_bytes, room));
     void *address = NULL;
     sk_status status = backend->ops.range_reserve(backend->self, span, &address);
     while (status != SK_OK && span > least) {
