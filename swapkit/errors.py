@@ -33,9 +33,16 @@ from __future__ import annotations
 
 import re
 
+from swapkit.texts import printable_lines
+
 
 class SwapkitError(Exception):
-    """Root of all errors that swapkit raises itself."""
+    """Root of all errors that swapkit raises itself. Their texts are safe to show."""
+
+    def __init__(self, *args: object, **named: str) -> None:
+        """Keep the arguments, with escapes for control characters of texts."""
+        shown = (printable_lines(each) if isinstance(each, str) else each for each in args)
+        super().__init__(*shown, **named)
 
 
 class InvalidArgument(SwapkitError, ValueError):

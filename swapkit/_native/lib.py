@@ -6,7 +6,6 @@ All other modules of this package import `ffi`, `lib` and `check` from here; oth
 from __future__ import annotations
 
 import functools
-import logging
 import signal
 import threading
 import traceback
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from swapkit import errors
 from swapkit._native.missing import explain_missing
+from swapkit.texts import get_logger
 
 try:
     from swapkit._native._lib import ffi, lib
@@ -48,7 +48,7 @@ __all__ = [
     "text_of",
 ]
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 NULL = ffi.NULL
 

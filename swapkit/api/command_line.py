@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from dataclasses import dataclass, fields
 from itertools import count
@@ -21,6 +20,7 @@ from swapkit.planning.policies.adaptive_recompute import AdaptiveRecompute
 from swapkit.planning.policies.lower_budgets import AimedPolicy
 from swapkit.planning.policies.stage_swap import StageSwapPolicy
 from swapkit.registry import Choice, Recompute, Source, Swap
+from swapkit.texts import get_logger
 from swapkit.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from swapkit.config.smart_swap import SmartSwapConfig, SmartSwapSource
     from swapkit.planning.planner import Policy
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -26,6 +25,7 @@ from swapkit.config.mindformers.layouts import ModelInputs, is_whole, lay_out
 from swapkit.config.mindformers.rules import check_rules
 from swapkit.errors import InvalidArgument
 from swapkit.registry import Choice, Collectives, Exclude, Recompute, Source, Swap
+from swapkit.texts import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from swapkit.config.mindformers.patterns import Match
     from swapkit.registry import What
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 ASK_FOR_GROUP = "pass tensor_parallel_group="
 
 

@@ -17,6 +17,7 @@ from swapkit._runtime.user_choices.wrapping import (
 )
 from swapkit.errors import InvalidArgument
 from swapkit.registry import Choice, Source, What
+from swapkit.texts import printable
 from swapkit.units import show
 
 if TYPE_CHECKING:
@@ -134,11 +135,11 @@ def match_modules(model: torch.nn.Module, pattern: str) -> list[torch.nn.Module]
     found = [module for module in matching.values() if runs(module)]
     if matching and not found:
         raise InvalidArgument(
-            f"pattern {pattern!r} matches only {', '.join(matching)}, which have no forward. "
-            "Match the modules inside them."
+            f"pattern {pattern!r} matches only {', '.join(map(printable, matching))}, which have no "
+            "forward. Match the modules inside them."
         )
     if not found:
-        shown = ", ".join([path for path in paths if path][:NAMES_SHOWN])
+        shown = ", ".join([printable(path) for path in paths if path][:NAMES_SHOWN])
         raise InvalidArgument(
             f"pattern {pattern!r} matches no submodule of {type(model).__name__}; its paths begin "
             f"with: {shown}"

@@ -15,7 +15,6 @@ Once other optimizers step instead of the session's, the next session takes its 
 from __future__ import annotations
 
 import gc
-import logging
 import sys
 import threading
 import weakref
@@ -32,13 +31,14 @@ from swapkit._runtime.optimizer.wrapped import list_optimizers
 from swapkit._runtime.saved.hooks import is_foreign
 from swapkit._runtime.torch_compat.internals import NO_TASK, graph_task
 from swapkit.errors import InvalidArgument, PlanMismatch, SwapkitError
+from swapkit.texts import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from swapkit._runtime.session.session import Session
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 
 class ScriptBudget:

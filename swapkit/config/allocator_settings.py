@@ -10,7 +10,6 @@ Source:
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from dataclasses import dataclass, field
@@ -18,13 +17,14 @@ from typing import TYPE_CHECKING
 
 from swapkit.config.allocator_keys import KEYS
 from swapkit.errors import InvalidArgument
+from swapkit.texts import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from swapkit.config.allocator_keys import Value
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 COMMON = "PYTORCH_ALLOC_CONF"
 OWN = {"cuda": "PYTORCH_CUDA_ALLOC_CONF", "npu": "PYTORCH_NPU_ALLOC_CONF"}

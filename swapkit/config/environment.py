@@ -29,12 +29,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
 from swapkit.config.cpu_affinity import NO_AFFINITY, CpuAffinity, read_cpu_affinity
+from swapkit.texts import get_logger
 from swapkit.units import parse_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 # Smaller storages are never moved: a transfer costs more than the memory is worth.
 MIN_SWAP_BYTES = 1024
 # Indexed by SWAP_LOG_LEVEL.

@@ -67,7 +67,7 @@ def _check(text: str) -> None:
     import yaml
 
     anchors: dict[str | None, int] = {}  # how many values each stands for
-    around: list[tuple[str | None, int]] = []  # the parts around this place, and values before them
+    around: list[tuple[str | None, int]] = []  # the parts around this place; values before them
     values = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         if isinstance(event, yaml.CollectionEndEvent):
@@ -80,11 +80,10 @@ def _check(text: str) -> None:
         if isinstance(event, yaml.CollectionStartEvent):
             around.append((anchor, before))
             _limit(len(around), MOST_LEVELS, "levels")
+            anchors[anchor] = MOST_VALUES  # until it ends: an alias inside it would have no end
         elif isinstance(event, yaml.AliasEvent):
-            if any(anchor == each for each, _ in around):
-                raise _TooMuch(f"has a part that contains itself: *{anchor}")
             values += anchors.get(anchor, 0)
-        elif anchor is not None:
+        else:
             anchors[anchor] = values - before
         _limit(values, MOST_VALUES, "values")
         if isinstance(event, yaml.ScalarEvent) and _NUMBER.fullmatch(event.value):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ from swapkit._runtime.allocators.installation import installed_pool
 from swapkit._runtime.torch_compat.wrappers import tensors_inside
 from swapkit.api.budgets import budget
 from swapkit.errors import InvalidArgument, SessionError
+from swapkit.texts import get_logger
 from swapkit.units import format_bytes, parse_bytes, show
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from swapkit._runtime.session.session import Session
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 # What a callback passes itself.
 _OWN = ("limit", "model", "optimizer")
 

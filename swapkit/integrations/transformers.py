@@ -11,7 +11,6 @@ trainer.train()
 from __future__ import annotations
 
 import functools
-import logging
 import sys
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from swapkit._runtime.session.bound import bind, close_left
 from swapkit.errors import Unsupported
 from swapkit.integrations.opening import check_options, open_session
 from swapkit.integrations.packages import require
+from swapkit.texts import get_logger
 from swapkit.units import show
 
 require("transformers", __name__)
@@ -44,7 +44,7 @@ _COSTS = (
     "gradient checkpointing runs every layer twice, and what a layer saves stays on the device "
     "until its backward has ended, whatever the budget"
 )
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 
 class SwapkitCallback(TrainerCallback):

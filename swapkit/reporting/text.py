@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from swapkit.texts import printable
 from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ class Holder:
 def format_holders(holders: Sequence[Holder], *, most: int = LARGEST_SHOWN) -> list[str]:
     """Return a line for each of the first holders, and one line for all the rest."""
     lines = [
-        f"  {format_bytes(each.nbytes):>12}  {each.name} ({each.count})" for each in holders[:most]
+        f"  {format_bytes(each.nbytes):>12}  {printable(each.name)} ({each.count})"
+        for each in holders[:most]
     ]
     if len(holders) > most:
         rest = holders[most:]
@@ -46,6 +48,7 @@ def format_holders(holders: Sequence[Holder], *, most: int = LARGEST_SHOWN) -> l
 
 def format_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return rows below their headings, with each column as wide as its longest cell."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -131,7 +134,7 @@ def format_failure(failure: AllocationFailure) -> str:
     )
     if failure.asked > whole:
         limit += ", less than this request alone"
-    where = f" in {failure.where}" if failure.where else ""
+    where = f" in {printable(failure.where)}" if failure.where else ""
     rank = f" ({failure.rank})" if failure.rank else ""
     lines = [
         f"swapkit: out of memory on {failure.device}{rank}: {format_bytes(failure.asked)} "
@@ -141,6 +144,6 @@ def format_failure(failure: AllocationFailure) -> str:
         *(["Largest holders (number of tensors):"] if failure.holders else []),
         *format_holders(failure.holders),
         "What to try:",
-        *(f"  - {hint}" for hint in failure.hints),
+        *(f"  - {printable(hint)}" for hint in failure.hints),
     ]
     return "\n".join(lines)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from swapkit._runtime.affinity.choice import choose_cpus
 from swapkit._runtime.affinity.places import find_place, list_nodes
 from swapkit._runtime.affinity.system import System, Unknown
 from swapkit._runtime.torch_compat.accelerators import ACCELERATORS, CUDA
+from swapkit.texts import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from swapkit._runtime.affinity.places import Place
     from swapkit.config.cpu_affinity import CpuAffinity
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 
 class DevicePlaces:

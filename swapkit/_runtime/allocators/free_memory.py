@@ -6,7 +6,6 @@ of this machine share, each gets an equal part of what is free.
 
 from __future__ import annotations
 
-import logging
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from swapkit._runtime.saved.device import CPU
 from swapkit._runtime.torch_compat.accelerators import ACCELERATORS
 from swapkit.config.environment import read_environment
 from swapkit.errors import InvalidArgument
+from swapkit.texts import get_logger
 from swapkit.units import MIB, format_bytes
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ DEVICE_RESERVE_SHARE, DEVICE_RESERVE_BYTES = 0.04, 512 * MIB
 # Left to other programs, and to this one's memory outside of the pool. Host copies take more.
 HOST_RESERVE_SHARE, HOST_RESERVE_BYTES = 0.10, 256 * MIB
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 
 def find_free_limit(installation: Installation[Any]) -> int:

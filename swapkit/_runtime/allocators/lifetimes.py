@@ -7,7 +7,6 @@ the optimizers of the process end the steps, and the pool asks autograd for the 
 
 from __future__ import annotations
 
-import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +15,13 @@ from swapkit._native.pool import RingKind, set_tag
 from swapkit._runtime.model.step_counter import OPTIMIZER_STEP, StepCounter
 from swapkit._runtime.model.tracker import NO_MODULE
 from swapkit.config.environment import read_environment
+from swapkit.texts import get_logger
 
 if TYPE_CHECKING:
     from swapkit._runtime.allocators.installed_pool import Installation
     from swapkit._runtime.model.tracker import ModuleTracker
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 
 class ProcessLifetimes:

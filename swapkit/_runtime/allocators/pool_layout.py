@@ -11,7 +11,6 @@ Every method runs on the thread whose step ends, with no lock held, except where
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 from dataclasses import dataclass
 from functools import partial
@@ -23,13 +22,14 @@ from swapkit.errors import SwapkitError
 from swapkit.planning.beside import ThreadJob, go_on, is_at_once
 from swapkit.planning.layout.placing import place
 from swapkit.planning.layout.steps import StepLives, read_step, repeated_share
+from swapkit.texts import get_logger
 from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
     from swapkit._native.pool import Pool
     from swapkit.planning.layout.values import Lifetimes, MemoryLayout
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 QUIET_STEPS = 3  # that a layout waits for: it is made from two that end before it
 LEAST_REPEATED = 0.95  # share of bytes that two steps in a row must serve alike

@@ -9,7 +9,6 @@ called as a whole, all steps count as the same kind, and each begins with its fi
 from __future__ import annotations
 
 import functools
-import logging
 import threading
 import weakref
 from dataclasses import replace
@@ -37,6 +36,7 @@ from swapkit._runtime.torch_compat.internals import tracing_state
 from swapkit.planning.selection.cases import Stage
 from swapkit.planning.selection.learner import STRANGE
 from swapkit.planning.selection.outcomes import Instruction, Outcome, StepMode, Timing
+from swapkit.texts import get_logger
 
 if TYPE_CHECKING:
     from swapkit._runtime.allocators.installed_pool import Installation
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from swapkit.ir.plans import Plan
     from swapkit.ir.traces import Trace
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 ANY = ""  # the signature of all steps without a model
 
 

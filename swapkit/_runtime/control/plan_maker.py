@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -21,6 +20,7 @@ from swapkit.planning.pipelines.lean_plans import make_lean_plans
 from swapkit.planning.placed import make_placed_plans
 from swapkit.planning.planner import PlanTarget, find_floor
 from swapkit.planning.selection.learner import Learner
+from swapkit.texts import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from swapkit.ir.traces import Trace
     from swapkit.planning.selection.asking import MakePlans
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 # Plans leave this many granules free, if possible. A plan's layout and the memory beside it are
 # known to the byte, but each of their ends may lie inside a granule: of weights, states, small
 # blocks, and what is requested outside of the layout.

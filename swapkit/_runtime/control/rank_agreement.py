@@ -14,7 +14,6 @@ waited for another could wait forever. `rank_meetings.py` decides which sessions
 
 from __future__ import annotations
 
-import logging
 import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING
 from swapkit._runtime.control.rank_meetings import find_places
 from swapkit._runtime.control.rank_switch import SwitchPlace
 from swapkit.errors import InfeasibleBudget, InvalidDocument
+from swapkit.texts import get_logger
 from swapkit.units import MOST_BYTES, format_bytes, show
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from swapkit._runtime.control.rank_meetings import MeetingPlaces
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 PATIENCE_STEPS = 8  # recorded steps until a rank goes on without the silent ranks
 MOST_NAMED = 8  # ranks named in one message
 _SAID = re.compile(rb"([1-9][0-9]{0,18}) (0|[1-9][0-9]{0,18}) ([0-9a-f]{1,64})")

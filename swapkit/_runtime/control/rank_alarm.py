@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import atexit
 import json
-import logging
 import re
 import threading
 import uuid
@@ -29,6 +28,7 @@ from swapkit._runtime.control.rank_groups import OnePerGroup
 from swapkit._runtime.torch_compat.internals import connect_again
 from swapkit._runtime.torch_compat.process_groups import end_collectives
 from swapkit.errors import InvalidDocument, RankOutOfMemory, SwapkitError
+from swapkit.texts import get_logger
 from swapkit.units import MOST_BYTES, format_bytes, show
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from swapkit._runtime.allocators.installed_pool import Installation
     from swapkit._runtime.torch_compat.internals import Store
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 ONE, ALL = "rank", "all"  # the values of `on_oom`
 MOST_TEXT = 8192  # characters of an error's text that other ranks get
 # How often a rank asks the store; all ranks together ask no more often than this in a second.

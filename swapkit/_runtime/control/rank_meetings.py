@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import logging
 import threading
 import weakref
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from swapkit._runtime.control.rank_groups import OnePerGroup
 from swapkit._runtime.control.shared_store import SharedStore
+from swapkit.texts import get_logger
 from swapkit.units import show
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from swapkit._runtime.torch_compat.internals import Store
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 LEFT = "left"  # the outcome of a round that a session has left
 _NO_ROUND = -1
 _T = TypeVar("_T")

@@ -22,7 +22,6 @@ error rather than guess, because a wrong guess would let all ranks wait in unlik
 from __future__ import annotations
 
 import json
-import logging
 import threading
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -30,6 +29,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from swapkit.errors import InvalidDocument, SessionError
+from swapkit.texts import get_logger
 from swapkit.units import show
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from swapkit._runtime.torch_compat.internals import Store
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 LEADS = (4, 8, 16)  # steps between a proposal and its position, in each attempt
 LOOKS = 3  # ends of steps that ranks compare
 GO, NO, NEVER = "go", "no", "never"  # how an outcome begins; after `NO` there is another attempt

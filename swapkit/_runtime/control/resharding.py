@@ -12,7 +12,6 @@ without backward has left them, and forwards without gradients run with the user
 from __future__ import annotations
 
 import json
-import logging
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
@@ -27,6 +26,7 @@ from swapkit._runtime.torch_compat.internals import count_collectives
 from swapkit.planning.beside import ThreadJob, is_at_once
 from swapkit.planning.resharding import WORTH, choose_kept
 from swapkit.reporting.machines import format_seconds
+from swapkit.texts import get_logger
 from swapkit.units import show
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from swapkit.ir.traces import Trace
     from swapkit.planning.resharding import KeptWeights
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 USER, AUTO = "user", "auto"  # who chooses
 POSITIONS_KEPT = 256  # ends of steps
 NAME = "reshard_after_forward"

@@ -10,7 +10,6 @@ marks that it has read: a rank believes only what was written after its own mark
 from __future__ import annotations
 
 import json
-import logging
 import math
 import threading
 import uuid
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING
 from swapkit._runtime.control.rank_groups import OnePerGroup
 from swapkit._runtime.control.shared_store import SharedStore
 from swapkit.errors import InvalidDocument
+from swapkit.texts import get_logger
 from swapkit.units import show
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from swapkit._runtime.torch_compat.internals import Store
     from swapkit.ir.stages import StagePlace
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 MOST_STEPS = 64  # between two looks; after news, first 1 step, then 2, and so on
 
 

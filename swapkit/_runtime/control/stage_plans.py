@@ -9,12 +9,12 @@ times, whenever they read them, and a stage that says nothing leaves all plans a
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 from swapkit._runtime.control.stage_exchange import StageTimes, find_pipelines
 from swapkit.planning.selection.lean_trials import is_near, used_bytes
 from swapkit.reporting.machines import format_seconds
+from swapkit.texts import get_logger
 from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from swapkit.planning.selection.cases import Case
     from swapkit.planning.selection.learner import Learner
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 
 class StagePlans:

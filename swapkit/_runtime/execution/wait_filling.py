@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ from swapkit._runtime.torch_compat.internals import NO_TASK, graph_task
 from swapkit._runtime.torch_compat.isolation import hidden, untraced
 from swapkit.ir.plans import Action
 from swapkit.ir.traces import WAIT
+from swapkit.texts import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from swapkit.ir.plans import Plan
     from swapkit.ir.traces import Trace
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 Wait = tuple[int, int]  # the events of the step before it, and its number among waits since then
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
 import os
 import platform
 import shutil
@@ -29,12 +28,13 @@ from swapkit.errors import InvalidDocument
 from swapkit.ir.codec import read_machine, write_machine
 from swapkit.ir.machines import Machine
 from swapkit.reporting.machines import summarize_machine
+from swapkit.texts import get_logger
 
 if TYPE_CHECKING:
     from swapkit._runtime.saved.device import Device
     from swapkit._runtime.saved.limits import Limits
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 # Maximum wait for another process that measures the same machine.
 PATIENCE_SECONDS = 20.0

@@ -6,7 +6,6 @@ their machines' names to its store, once for each process group.
 
 from __future__ import annotations
 
-import logging
 import socket
 import threading
 import weakref
@@ -18,8 +17,9 @@ import torch.distributed
 
 from swapkit._runtime.torch_compat.internals import connect_again, default_store
 from swapkit.config.environment import read_environment
+from swapkit.texts import get_logger
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 PATIENCE_SECONDS = 5.0  # for ranks that have not written yet
 _BOOT = Path("/proc/sys/kernel/random/boot_id")  # containers of one machine have the same
 _lock = threading.Lock()

@@ -15,7 +15,6 @@ after it: the results are equally correct, but the device holds all states durin
 from __future__ import annotations
 
 import inspect
-import logging
 import sys
 import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -33,6 +32,7 @@ from swapkit._runtime.saved.device import CPU
 from swapkit._runtime.thread_state import tries_memory
 from swapkit._runtime.torch_compat.internals import step_pre_hooks_of
 from swapkit.errors import SessionError
+from swapkit.texts import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from swapkit._runtime.optimizer.state_mover import Arrival, Executor
     from swapkit._runtime.optimizer.state_slots import Slot
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 _Method = TypeVar("_Method", bound="Callable[..., None]")
 
 MIN_BYTES = 1024

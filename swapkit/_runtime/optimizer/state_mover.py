@@ -14,7 +14,6 @@ on the host, stays on the device: the optimizer works as usual, and only the sav
 from __future__ import annotations
 
 import ctypes
-import logging
 import time
 import weakref
 from collections import deque
@@ -31,6 +30,7 @@ from swapkit._runtime.torch_compat.internals import (
 )
 from swapkit._runtime.torch_compat.isolation import hidden, outside_inference
 from swapkit.errors import OutOfHostMemory
+from swapkit.texts import get_logger
 from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from swapkit._runtime.optimizer.host_copies import HostBuffer
     from swapkit._runtime.optimizer.state_slots import Slot
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 NO_ROOM = "finds no room on the host"
 MOST_WAIT_SECONDS = 1.0  # for a thread that drops a reference

@@ -9,7 +9,6 @@ every `PERIOD_SECONDS`.
 from __future__ import annotations
 
 import contextlib
-import logging
 import sys
 import threading
 import weakref
@@ -17,13 +16,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from swapkit._runtime.torch_compat.fork_locks import make_fork_lock
 from swapkit._runtime.torch_compat.thread_stacks import stacks
+from swapkit.texts import get_logger
 from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
     from types import FrameType
 
 PERIOD_SECONDS = 0.2
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 
 class Closable(Protocol):

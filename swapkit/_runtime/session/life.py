@@ -39,6 +39,7 @@ from swapkit._runtime.thread_state import thread_state
 from swapkit.ir.plans import Action
 from swapkit.ir.runs import SessionStats
 from swapkit.planning.selection.cases import Stage
+from swapkit.texts import get_logger
 from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from swapkit._runtime.control.session_config import SessionConfig
     from swapkit._runtime.saved.swapper import Swapper
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 
 class SessionLife:

@@ -13,7 +13,6 @@ compiles each source separately.
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import platform
 import shlex
@@ -32,11 +31,12 @@ from swapkit._runtime.shim.own_files import FILE_MODE, own_folder
 from swapkit._runtime.shim.user_cache import alone, cache_folder, find_cached, remove_abandoned
 from swapkit._runtime.torch_compat.internals import CXX11_ABI
 from swapkit.errors import NativeBuildError
+from swapkit.texts import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 _FOLDER = Path(__file__).parent
 CPP = _FOLDER / "cpp"

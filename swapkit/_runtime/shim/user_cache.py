@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
-import logging
 import os
 import shutil
 import tempfile
@@ -14,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swapkit._runtime.shim.own_files import Untrusted, make_own_folder, open_own, own_folder
+from swapkit.texts import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 LOOK_SECONDS = 0.05
 ABANDONED_SECONDS = 3600.0  # no compilation takes that long

@@ -9,7 +9,6 @@ backend has a helper group of gloo's, in which ranks wait first, so its connecti
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import struct
@@ -17,8 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from swapkit._runtime.torch_compat.internals import abort_groups, connect_again, group_stores
+from swapkit.texts import get_logger
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 _FILES = Path("/proc/self/fd")
 _DEVICES = ("cpu", "cuda", "npu")  # for which a group may have a gloo backend
 MOST_INTERFACES = 16  # of one rank, from GLOO_SOCKET_IFNAME

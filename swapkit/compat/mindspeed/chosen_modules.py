@@ -6,7 +6,6 @@ Source:
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -16,6 +15,7 @@ from swapkit.compat.mindspeed.module_patterns import find_modules
 from swapkit.config.environment import read_environment
 from swapkit.errors import InvalidArgument
 from swapkit.registry import Choice, Recompute, Source, Swap
+from swapkit.texts import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from swapkit._runtime.user_choices.part import Part
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 _Model = TypeVar("_Model", bound="torch.nn.Module")
 
 

@@ -6,20 +6,20 @@ Source:
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 import torch
 
 from swapkit.api.offloading import offload
 from swapkit.errors import InvalidArgument
+from swapkit.texts import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from torch.optim.optimizer import ParamsT
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 MEM_FRACTION = 0.8  # MindSpeed's default
 STATE_KEYS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")

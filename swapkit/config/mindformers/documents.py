@@ -29,6 +29,7 @@ from swapkit.config.mindformers.log_lines import LogLine, warning
 from swapkit.config.mindformers.sections import RecomputeConfig, SwapConfig, check_bool
 from swapkit.config.yaml_documents import read_text, read_yaml
 from swapkit.errors import WrongKey, WrongType
+from swapkit.texts import printable
 from swapkit.units import show
 
 if TYPE_CHECKING:
@@ -161,7 +162,8 @@ def _read_section(name: str, sections: Mapping[str, object], kind: type[Section]
     known = [item.name for item in dataclasses.fields(kind)]
     for key in values:
         if key not in known:
-            message = f"The config '{name}' gets an unexpected key: {key}. It takes {known}"
+            shown = printable(str(key))
+            message = f"The config '{name}' gets an unexpected key: {shown}. It takes {known}"
             raise WrongKey(message)
     return kind(**values)
 

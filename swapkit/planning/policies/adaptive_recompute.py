@@ -14,7 +14,6 @@ Source:
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,6 +26,7 @@ from swapkit.planning.policies.threshold_search import (
     ThresholdSearch,
 )
 from swapkit.planning.selection.learner import Learner
+from swapkit.texts import get_logger
 from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from swapkit.planning.selection.cases import Case
     from swapkit.planning.selection.outcomes import Outcome
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

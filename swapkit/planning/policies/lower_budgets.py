@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ from swapkit.planning.bounds.bound import lower_bound
 from swapkit.planning.planner import make_plan, restrict, solve_or_raise
 from swapkit.simulation.lowering import lower
 from swapkit.simulation.timeline import as_plan
+from swapkit.texts import get_logger
 from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from swapkit.ir.traces import Trace
     from swapkit.planning.policies.stage_swap import StageSwapPolicy
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,6 @@ Source:
 
 from __future__ import annotations
 
-import logging
 import re
 from bisect import bisect_right
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING
 from swapkit.ir.plans import Action, Decision, Plan
 from swapkit.ir.traces import Kind, Phase
 from swapkit.simulation.lowering import lower
+from swapkit.texts import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from swapkit.ir.machines import Machine
     from swapkit.ir.traces import Trace
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 LEAST_BYTES = 20 << 20
 LEAST_STAGES = 2  # between copy out and copy back

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
+from swapkit.texts import get_logger
 
-_log = logging.getLogger(__name__)
+_log = get_logger(__name__)
 
 SWITCHED = "-"  # in a signature, before the modules whose training mode differs from the model's
 

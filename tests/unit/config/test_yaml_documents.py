@@ -30,7 +30,7 @@ def bomb(part: str) -> str:
 HOSTILE = {
     "aliases": (bomb("[x, x]"), f"more than {MOST_VALUES} values"),
     "merged aliases": (bomb("{x: 1}"), f"more than {MOST_VALUES} values"),
-    "itself": ("a: &a [1, *a]\n", "contains itself"),
+    "itself": ("a: &a [1, *a]\n", f"more than {MOST_VALUES} values"),
     "deep": (f"a: {'[' * 50_000}{']' * 50_000}\n", f"more than {MOST_LEVELS} levels"),
     "deep blocks": (f"a:\n {'- ' * 50_000}\n", f"more than {MOST_LEVELS} levels"),
     "digits": (f"a: {'9' * 50_000}\n", f"more than {MOST_DIGITS} digits"),

@@ -1,0 +1,50 @@
+r"""Texts as terminals and logs may show them: names come from programs, files and other ranks.
+
+A control character in a name moves the cursor, changes colours or begins a line that looks like
+another program's; a direction mark reorders what is shown. `printable` shows them as escapes.
+Names are escaped where a table or a list of holders is written, records of loggers by their logger,
+and the texts of errors by `SwapkitError`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+
+_HIDDEN = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def printable(text: str) -> str:
+    r"""Return a text as one line, with an escape for each character that is not shown.
+
+    Example:
+        >>> print(printable("layer\x1b[31m\n1"))
+        layer\x1b[31m\n1
+    """
+    return printable_lines(text).replace("\n", "\\n")
+
+
+def printable_lines(text: str) -> str:
+    """Return a text with an escape for each character that is not shown; its lines stay."""
+    return _HIDDEN.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def get_logger(name: str) -> logging.Logger:
+    """Return the logger of a module; the records that it makes are safe to show.
+
+    Lines after a record's first are indented, so that no name can begin one that looks like another
+    record.
+    """
+    logger = logging.getLogger(name)
+    logger.addFilter(_make_printable)
+    return logger
+
+
+def _make_printable(record: logging.LogRecord) -> bool:
+    text = record.getMessage()
+    shown = printable_lines(text).replace("\n", "\n  ")
+    if shown != text:
+        record.msg, record.args = shown, ()
+    return True
