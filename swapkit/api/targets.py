@@ -134,9 +134,10 @@ def match_modules(model: torch.nn.Module, pattern: str) -> list[torch.nn.Module]
     matching = {path: module for path, module in paths.items() if path and compiled.fullmatch(path)}
     found = [module for module in matching.values() if runs(module)]
     if matching and not found:
+        shown = ", ".join(map(printable, matching))
         raise InvalidArgument(
-            f"pattern {pattern!r} matches only {', '.join(map(printable, matching))}, which have no "
-            "forward. Match the modules inside them."
+            f"pattern {pattern!r} matches only {shown}, which have no forward. "
+            "Match the modules inside them."
         )
     if not found:
         shown = ", ".join([printable(path) for path in paths if path][:NAMES_SHOWN])

@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from swapkit._runtime.control.rank_groups import OnePerGroup
 from swapkit._runtime.control.shared_store import SharedStore
+from swapkit.errors import InvalidDocument
+from swapkit.ir.documents import parse_document
 from swapkit.texts import get_logger
 from swapkit.units import show
 
@@ -202,7 +204,7 @@ class MeetingPlaces:
             self._leave_round(place, store)  # of a session that was dropped
         while self._is_open(listed):
             if store.check([place.over]):
-                ranks = _read_outcome(store.get(place.over))
+                ranks = _read_outcome(store.get(place.over), self.count)
                 if place.speaker is listed and self.rank in ranks:
                     texts = store.multi_get([place.key_of(rank) for rank in ranks])
                     return dict(zip(ranks, texts, strict=True))
@@ -245,16 +247,32 @@ class MeetingPlaces:
 
 
 def _read_list(text: bytes) -> list[_Listed]:
-    try:
-        return [_Listed(*each) for each in json.loads(text)]
-    except TypeError as error:
-        raise ValueError(f"a rank listed sessions in another form: {show(text)}") from error
+    """Return the sessions that a rank has listed; raises InvalidDocument for any other text."""
+    found = parse_document(text)
+    if isinstance(found, list) and all(map(_is_listed, found)):
+        return [_Listed(*each) for each in found]
+    raise InvalidDocument(f"a rank listed sessions in another form: {show(text)}")
 
 
-def _read_outcome(outcome: bytes) -> list[int]:
-    """Return the ranks that have spoken in a round that is over; none: a session has left it."""
-    found: list[int] = [] if outcome == LEFT.encode() else json.loads(outcome)
-    return found
+def _is_listed(session: object) -> bool:
+    match session:
+        case [str(), str(), int(), bool()]:
+            return True
+    return False
+
+
+def _read_outcome(outcome: bytes, count: int) -> list[int]:
+    """Return the ranks that have spoken in a round that is over; none: a session has left it.
+
+    Raises:
+        InvalidDocument: the text has another form, or names other ranks than the first `count`.
+    """
+    if outcome == LEFT.encode():
+        return []
+    ranks = parse_document(outcome)
+    if isinstance(ranks, list) and all(type(each) is int and 0 <= each < count for each in ranks):
+        return ranks
+    raise InvalidDocument(f"a rank ended a round in another form: {show(outcome)}")
 
 
 def _split(lists: dict[int, list[_Listed]], own: _Listed) -> tuple[list[int], list[int]]:

@@ -29,6 +29,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from swapkit.errors import InvalidDocument, SessionError
+from swapkit.ir.documents import parse_document
 from swapkit.texts import get_logger
 from swapkit.units import show
 
@@ -69,16 +70,17 @@ def parse_proposal(said: bytes) -> Proposal:
         InvalidDocument: the text has another format.
     """
     try:
-        fields = json.loads(said)
-        positions, at = tuple(map(int, fields.pop("positions"))), int(fields.pop("at"))
-        proposal = Proposal(**fields, positions=positions, at=at)
-        assert positions or not proposal.change
-    except (AssertionError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InvalidDocument(
-            f"a rank proposed {show(said)}, which this version of swapkit cannot read. Use the "
-            "same version on all ranks"
-        ) from error
-    return proposal
+        found = parse_document(said)
+    except InvalidDocument:
+        found = None
+    match found:
+        case {"change": str(change), "reason": str(reason), "at": int(at), "positions": [*places]}:
+            if all(type(each) is int for each in places) and (places or not change):
+                return Proposal(change=change, reason=reason, at=at, positions=tuple(places))
+    raise InvalidDocument(
+        f"a rank proposed {show(said)}, which this version of swapkit cannot read. Use the "
+        "same version on all ranks"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

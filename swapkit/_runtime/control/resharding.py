@@ -23,6 +23,7 @@ from swapkit._runtime.control.rank_switch import RankSwitch
 from swapkit._runtime.model import global_hooks
 from swapkit._runtime.model.sharded_modules import find_sharded
 from swapkit._runtime.torch_compat.internals import count_collectives
+from swapkit.ir.documents import parse_document
 from swapkit.planning.beside import ThreadJob, is_at_once
 from swapkit.planning.resharding import WORTH, choose_kept
 from swapkit.reporting.machines import format_seconds
@@ -144,12 +145,14 @@ class Resharding:
     def _check(self, change: str) -> str:
         """Return why this rank cannot make a change; empty: it can."""
         try:
-            described, kept = json.loads(change)
-            frozenset(kept)
-        except (ValueError, TypeError):
-            return f"a rank proposed {show(change)}"
-        is_same = described == self._describe()
-        return "" if is_same else "the modules of the ranks have other settings"
+            found = parse_document(change.encode())
+        except ValueError:
+            found = None
+        match found:
+            case [described, [*kept]] if all(isinstance(each, str) for each in kept):
+                is_same = described == self._describe()
+                return "" if is_same else "the modules of the ranks have other settings"
+        return f"a rank proposed {show(change)}"
 
     # ---- steps -----------------------------------------------------------------------------------
 

@@ -257,3 +257,32 @@ def test_session_when_the_store_s_host_hangs_then_it_goes_on_alone_and_ends_with
     ranks.leave()
     assert agree(first.enter(), 4)
     hung.goes_on.set()
+
+
+HOSTILE = (
+    "",
+    "[" * 100_000,
+    "9" * 5000,
+    "[[1]]",
+    '[["parts", "place", "round", false]]',
+    '[["parts", 1, 1, false]]',
+    '{"a": 1}',
+)
+
+
+@pytest.mark.parametrize("where", ["list", "outcome"])
+@pytest.mark.parametrize("text", [*HOSTILE, "[0, 7]", "[-1]", "[true]", '["0"]'])
+def test_texts_when_another_rank_writes_something_else_then_this_one_goes_on_alone(
+    where: str, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = distributed.HashStore()
+    process, other = start(store=store)
+    ranks = process.enter()
+    if where == "outcome":
+        other.enter()
+        assert not agree(ranks, 4)
+        (place,) = process.places._places.values()
+    store.set("swapkit/sessions/rank-1" if where == "list" else place.over, text)
+    assert agree(ranks, 4)
+    assert ranks.find_budget(9 * MIB) == 9 * MIB
+    assert "cannot read the budgets of other ranks" in caplog.text

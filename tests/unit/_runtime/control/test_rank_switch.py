@@ -220,7 +220,14 @@ def test_step_when_the_store_is_silent_before_consent_then_training_goes_on() ->
 
 
 @pytest.mark.parametrize(
-    "said", [b"", b"[]", b"{}", b'{"at": 1, "positions": [1]}', b'{"at": "x", "positions": []}']
+    "said",
+    [
+        *(b"", b"[]", b"{}", b"[" * 100_000, b"9" * 5000, b"\xff"),
+        *(b'{"at": 1, "positions": [1]}', b'{"at": "x", "positions": []}'),
+        b'{"change": 5, "reason": "", "at": 1, "positions": [1]}',
+        b'{"change": "c", "reason": "", "at": 1e999, "positions": [1]}',
+        b'{"change": "c", "reason": "", "at": 1, "positions": []}',
+    ],
 )
 def test_proposal_when_malformed_then_it_is_refused(said: bytes) -> None:
     with pytest.raises(InvalidDocument, match="cannot read"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,6 +56,10 @@ def test_modules_when_the_choice_leaves_one_out_then_it_stays_as_it_is(
     chosen._propose(agreeing, KeptWeights(kept=("0",), freed=("2",), changes=True))
     proposal: Any = switch
     assert chosen._check(switch.change) == ""
+    described = json.dumps(chosen._describe())
+    for change in ("", "[" * 100_000, "9" * 5000, "[]", "\udc80", f"[{described}, [[]]]", "[1, 2]"):
+        assert chosen._check(change).startswith("a rank proposed ")
+    assert "other settings" in chosen._check('["others", ["0"]]')
     chosen._follow(proposal)
     chosen.restore()
     assert [each.settings for each in modules] == [[False], [frees], [True]]
