@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import signal
+import sys
 import threading
 import traceback
 from pathlib import Path
@@ -123,6 +124,7 @@ class ExplainOwner(Protocol):
 # callback runs again, and the next Python code that runs for swapkit raises the error. Any other
 # error is logged and counts as "nothing freed"; the allocation then fails with its own error.
 
+_MORE_FRAMES = 200
 _RETRIES = 8  # of a callback that signal handlers keep interrupting
 # What threads have yet to raise, with the identifier of the thread. C++ looks whether there is any.
 interruptions: list[tuple[int, BaseException]] = []
@@ -168,11 +170,27 @@ def call_back(owner: object, call: Callable[[], _Result], otherwise: _Result) ->
     """Run a callback's body; return its result, or `otherwise` if it fails."""
     for _ in range(_RETRIES):
         try:
-            return call()
+            try:
+                return call()
+            except RecursionError:
+                return _call_deeper(call)
         except BaseException as error:  # noqa: BLE001 - see above
             if not note_failure(owner, error):
                 break
     return otherwise
+
+
+def _call_deeper(call: Callable[[], _Result]) -> _Result:
+    """Repeat a callback's body with room for more frames.
+
+    A program near the limit of recursion has none for the callback, but would have gone on.
+    """
+    sys.setrecursionlimit(sys.getrecursionlimit() + _MORE_FRAMES)
+    try:
+        return call()
+    finally:
+        # Relative: another thread may have changed it, too.
+        sys.setrecursionlimit(sys.getrecursionlimit() - _MORE_FRAMES)
 
 
 def note_failure(owner: object, error: BaseException) -> bool:
