@@ -298,9 +298,9 @@ def _count(number: int, what: str) -> str:
 def _describe_plan(session: Session) -> str:
     plan, stats = session.plan, session.stats
     if plan is None:
-        return f"no plan, rescues only (stage {session.stage!r})"
+        return f"no plan ({session.progress})" if session.progress else "no plan, rescues only"
     swapped, recomputed = plan.count_moved()
     text = f"plan: {swapped} storages swapped, {recomputed} recomputed"
     if stats.step_seconds is not None:
         text += f"; {format_seconds(stats.step_seconds)} a step"
-    return text if session.stage == "stable" else f"{text} (stage {session.stage!r})"
+    return f"{text}; {session.progress}"

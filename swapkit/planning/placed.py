@@ -21,6 +21,7 @@ from swapkit.planning.beside import go_on
 from swapkit.planning.layout.lifetimes import find_lifetimes
 from swapkit.planning.layout.placing import place_quickly
 from swapkit.planning.planner import make_plan, make_plans
+from swapkit.planning.search.local_search import Effort
 from swapkit.simulation.timeline import simulate
 from swapkit.units import format_bytes
 
@@ -36,6 +37,7 @@ ATTEMPTS = 5  # plans for less and less memory
 # A session improves the layout of the plan that it follows for longer.
 TOLERANCE, EFFORT = 0.005, 0.1
 MOST_SECONDS = 5.0  # for a layout: a backstop
+QUICK = Effort(starts=40, changes=200)  # a few percent of the usual search, of a similar result
 AS_RECORDED = 1  # sizes of a trace are those of the blocks: no further rounding
 
 
@@ -102,7 +104,13 @@ def make_placed_plan(
 
 
 def make_placed_plans(
-    trace: Trace, *, share: float, count: int, target: PlanTarget, policy: str | Policy
+    trace: Trace,
+    *,
+    share: float,
+    count: int,
+    target: PlanTarget,
+    policy: str | Policy,
+    is_quick: bool = False,
 ) -> tuple[Plan, ...]:
     """Return plans for a session, as `planner.make_plans` does, that fit at planned addresses.
 
@@ -113,6 +121,9 @@ def make_placed_plans(
         InfeasibleBudget: there is no plan, not even in bytes.
     """
     whole_bytes = target.machine.budget_bytes
+    if is_quick:
+        quick = replace(target, effort=QUICK)
+        return make_plans(trace, share=share, count=1, target=quick, policy=policy)
     make = partial(make_plans, trace, target=target, policy=policy)
 
     def make_one(budget_bytes: int) -> Plan:

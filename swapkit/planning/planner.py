@@ -15,7 +15,7 @@ from swapkit.errors import InfeasibleBudget, InvalidArgument, InvalidType, PlanM
 from swapkit.ir.plans import Decision, Plan
 from swapkit.planning.bounds.bound import lower_bound
 from swapkit.planning.search.feasibility import find_least
-from swapkit.planning.search.solving import PlanFailure, Solution, plan_problem
+from swapkit.planning.search.solving import PlanFailure, Solution, choose_effort, plan_problem
 from swapkit.planning.search.trade_offs import SHARES, TradeOff, measure_trade_offs
 from swapkit.planning.search.trials import Trials
 from swapkit.simulation.lowering import lower
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from swapkit.ir.machines import Machine
     from swapkit.ir.traces import Trace
     from swapkit.planning.search.feasibility import Least
+    from swapkit.planning.search.local_search import Effort
     from swapkit.simulation.problems import Problem
 
 __all__ = [
@@ -50,6 +51,7 @@ REASONS_SHOWN = 3
 # Assumptions of alternative candidates: links at this share of their speed, this much additional
 # interference, and this share of the budget.
 LINK_SHARE, INTERFERENCE, BUDGET_SHARE = 0.75, 0.1, 0.97
+OTHERS_PART = 4  # of the search for the best plan: the effort for each of them
 WORTH = 1.3  # times the best prediction: limit for a candidate's predicted time
 
 
@@ -70,7 +72,12 @@ class Policy(Protocol):
 
 
 def make_plan(
-    trace: Trace, machine: Machine, policy: str | Policy = "auto", *, optimizer_states: bool = False
+    trace: Trace,
+    machine: Machine,
+    policy: str | Policy = "auto",
+    *,
+    optimizer_states: bool = False,
+    effort: Effort | None = None,
 ) -> Plan:
     """Return the fastest plan that the search finds; an empty plan if everything fits.
 
@@ -81,6 +88,7 @@ def make_plan(
         machine: the machine that the step runs on.
         policy: "auto", "swap" or "recompute" (the only action then), or a custom policy.
         optimizer_states: whether optimizer states may be swapped, too.
+        effort: the limits of the search; None: suitable for the size of the step.
 
     Raises:
         InfeasibleBudget: there is no plan; the error names the smallest budget that has one, or
@@ -91,7 +99,7 @@ def make_plan(
     if not isinstance(policy, str):
         return _ask_own(trace, machine, policy)
     problem = restrict(lower(trace, optimizer_states=optimizer_states), policy)
-    solution = solve_or_raise(trace, problem, machine, policy)
+    solution = solve_or_raise(trace, problem, machine, policy, effort=effort)
     plan = as_plan(
         trace, problem, machine, solution.trial.actions, solution.trial.run, policy=policy
     )
@@ -159,6 +167,7 @@ class PlanTarget:
     machine: Machine  # as measured, with the whole budget
     most_bytes: int | InfeasibleBudget  # upper limit of a plan's budget, or why no plan is possible
     tight_bytes: int = 0  # budget of a simpler policy than "auto" that has no plan for less
+    effort: Effort | None = None  # limits of the search for a single plan; None: as the step needs
 
 
 def make_plans(
@@ -189,6 +198,8 @@ def make_plans(
     budget_bytes = min(max(1, int(target.machine.budget_bytes * share)), most_bytes)
     machine = replace(target.machine, budget_bytes=budget_bytes)
     if isinstance(policy, str):
+        if plain is None:
+            plain = make_plan(trace, machine, policy, effort=target.effort)
         tight_bytes = min(target.tight_bytes, most_bytes)
         return make_candidates(trace, machine, policy, count, tight_bytes=tight_bytes, plain=plain)
     return (make_plan(trace, machine, policy),)
@@ -284,13 +295,20 @@ def _unknown(policy: object, names: Sequence[str]) -> InvalidArgument:
     )
 
 
-def solve_or_raise(trace: Trace, problem: Problem, machine: Machine, policy: str) -> Solution:
+def solve_or_raise(
+    trace: Trace,
+    problem: Problem,
+    machine: Machine,
+    policy: str,
+    *,
+    effort: Effort | None = None,
+) -> Solution:
     """Return the solution of a trace's problem.
 
     Raises:
         InfeasibleBudget: there is no solution.
     """
-    solution = plan_problem(problem, machine, host=trace.host)
+    solution = plan_problem(problem, machine, effort=effort, host=trace.host)
     if isinstance(solution, PlanFailure):
         raise _explain_failure(trace, problem, machine, solution.least, policy)
     return solution
@@ -373,7 +391,8 @@ def _make_other(
     trace: Trace, problem: Problem, assumed: Machine, machine: Machine, policy: str
 ) -> Plan | None:
     """Return a plan for `machine` that was made for `assumed`; None: there is none that runs."""
-    solution = plan_problem(problem, assumed, host=trace.host)
+    effort = choose_effort(problem, part=OTHERS_PART)
+    solution = plan_problem(problem, assumed, effort=effort, host=trace.host)
     if isinstance(solution, PlanFailure):
         return None
     actions = solution.trial.actions

@@ -169,7 +169,7 @@ def test_close_when_the_session_was_never_entered_then_nothing_happens() -> None
     session.close()
     assert repr(session) == "<swapkit session, budget 64.00 MiB, not entered>"
     with session:
-        assert repr(session).startswith("<swapkit session, warmup, peak ")
+        assert repr(session).startswith("<swapkit session, warmup: recording, peak ")
 
 
 def test_sessions_when_asked_then_the_active_ones_in_order_of_any_thread() -> None:

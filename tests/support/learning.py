@@ -77,8 +77,15 @@ class Gated:
     plans: MakePlans
     gates: list[threading.Semaphore] = field(default_factory=lambda: [threading.Semaphore(0)])
     threads: list[threading.Thread] = field(default_factory=list)
+    first: Plan | None = None  # of a quick search
 
-    def __call__(self, trace: Trace, *, share: float, count: int) -> tuple[Plan, ...]:
+    def __call__(
+        self, trace: Trace, *, share: float, count: int, is_quick: bool = False
+    ) -> tuple[Plan, ...]:
+        if is_quick and self.first is None:
+            raise InfeasibleBudget("found nothing quickly")
+        if is_quick:
+            return (self.first,)
         self.threads.append(threading.current_thread())
         assert self.gates[0].acquire(timeout=20)
         return self.plans(trace, share=share, count=count)

@@ -19,7 +19,7 @@ import torch
 from swapkit._runtime.control.first_events import FirstEvent
 from swapkit._runtime.control.plan_following import Following
 from swapkit._runtime.control.plan_maker import PlanMaker
-from swapkit._runtime.control.plan_status import PlanStatus
+from swapkit._runtime.control.plan_status import PlanStatus, describe_learner
 from swapkit._runtime.control.step_forwards import ForwardBypass, Forwards
 from swapkit._runtime.control.step_recording import StepRecording, find_setting, take_trace
 from swapkit._runtime.control.step_times import StepClock, StepTimes
@@ -100,24 +100,22 @@ class PlanController:
         """The stage of the search for a plan; stable: the next step is expected to be alike."""
         return self._learner.stage
 
+    def note_progress(self, steps: int) -> bool:
+        """Return whether the last of these steps changed how far the search for a plan is."""
+        case = self._learner.case
+        return case is not None and case.note_progress(steps)
+
     def status(self) -> PlanStatus:
         """Return the status for the current kind of steps."""
-        case = self._learner.case
         return PlanStatus(
-            stage=self._learner.stage,
-            plan=None if case is None or case.chosen is None else pace(case.chosen, case.pace),
-            pace=1.0 if case is None else case.pace,
-            trace=None if case is None else case.trace,
             machine=self._plans.machine,
-            why_none="" if case is None else case.why_none,
-            replans=self._learner.replans,
             refused=self._plans.refused,
             resharding=self._plans.resharding_text,
-            reason=self._learner.reason,
             step_seconds=self._times.median(self._learner.kind),
             other_step_seconds=self._times.others(self._learner.kind),
             stalls=self._swapper.longest_stalls(),
-            pipeline=self._plans.stages.describe(case),
+            pipeline=self._plans.stages.describe(self._learner.case),
+            **describe_learner(self._learner),
         )
 
     def status_to_save(self) -> PlanStatus:

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from swapkit._runtime.execution.plan_checks import pace
 from swapkit.ir.plans import Action
 from swapkit.ir.traces import BEFORE
-from swapkit.planning.selection.cases import Stage
+from swapkit.planning.selection.cases import (
+    FOLLOWING_FIRST,
+    NO_PLAN,
+    PLANNING,
+    SETTLED,
+    Case,
+    Stage,
+)
+from swapkit.reporting.machines import format_seconds
 from swapkit.texts import get_logger
 from swapkit.units import format_bytes
 
@@ -16,6 +25,7 @@ if TYPE_CHECKING:
     from swapkit.ir.machines import Machine
     from swapkit.ir.plans import Plan
     from swapkit.ir.traces import Trace
+    from swapkit.planning.selection.learner import Learner
 
 _log = get_logger(__name__)
 
@@ -28,6 +38,9 @@ class PlanStatus:
     plan: Plan | None = None
     trace: Trace | None = None
     machine: Machine | None = None  # that plans are made for
+    progress: str = ""  # as `Case.progress`; empty: no plan is wanted
+    since_step: int = 0  # the number of steps after which the progress began
+    planning_seconds: float = 0.0  # since plans were asked for that are not made yet
     why_none: str = ""  # why there is no plan and will be none
     refused: str = ""  # why the given plan is not followed
     resharding: str = ""  # what was chosen about gathered weights, and why
@@ -43,20 +56,49 @@ class PlanStatus:
     pipeline: str = ""  # a sentence about this stage and the slowest one; empty: not known
 
 
-def tell_stage(status: PlanStatus, step: int, budget_bytes: int) -> None:
-    """Log the stage that a session entered.
+def describe_learner(learner: Learner) -> dict[str, Any]:
+    """Return the fields of a status that are a learner's, for the current kind of steps."""
+    case = learner.case or Case()
+    return {
+        "stage": learner.stage,
+        "plan": None if case.chosen is None else pace(case.chosen, case.pace),
+        "trace": case.trace,
+        "progress": case.progress,
+        "since_step": case.since_step,
+        "planning_seconds": learner.planning_seconds,
+        "why_none": case.why_none,
+        "replans": learner.replans,
+        "reason": learner.reason,
+        "pace": case.pace,
+    }
+
+
+def tell_progress(status: PlanStatus, budget_bytes: int) -> None:
+    """Log how far the search for a plan is, after a step that changed it.
 
     Args:
         status: the session's.
-        step: the number of the step that ended.
         budget_bytes: the session's limit.
     """
     if status.why_none:
-        _log.warning("no plan, rescue only: %s", status.why_none)
-    elif status.stage is Stage.STABLE and status.plan is not None:
-        _log.info("plan settled at step %d: %s", step, describe(status, budget_bytes))
-    else:
-        _log.info("%s", status.stage.value)
+        _log.warning("%s: %s", NO_PLAN, status.why_none)
+        return
+    text = describe_progress(status)
+    is_settled = status.progress == SETTLED and status.trace is not None
+    _log.info("%s", f"{text}: {describe(status, budget_bytes)}" if is_settled else text)
+
+
+def describe_progress(status: PlanStatus) -> str:
+    """Return how far the search for a plan is, in a few words; empty: no plan is wanted."""
+    progress, step = status.progress, status.since_step
+    seconds = format_seconds(status.planning_seconds)
+    if progress == SETTLED:
+        return f"{progress} at step {step}" if step else "following the given plan"
+    if progress == PLANNING:
+        return f"{progress} since step {step} ({seconds})"
+    if progress == FOLLOWING_FIRST:
+        return f"{progress} since step {step}, searching for better ones ({seconds})"
+    return progress
 
 
 def describe(status: PlanStatus, budget_bytes: int) -> str:

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from swapkit._runtime.allocators.memory_holders import UNCOLLECTED_AGE
+from swapkit._runtime.control.plan_status import describe_progress
 from swapkit._runtime.optimizer.chunked_step import attached
 from swapkit.planning.planner import POLICIES, trade_offs
+from swapkit.planning.selection.cases import PLANNING, RECORDING
 from swapkit.planning.reasons import explain_decisions
 from swapkit.reporting.machines import format_seconds
 from swapkit.reporting.plans import format_plan, format_trade_offs
@@ -122,8 +124,12 @@ def _explain_replans(status: PlanStatus) -> Iterator[str]:
 
 
 def _explain_plan(stats: SessionStats, status: PlanStatus, policy: str) -> Iterator[str]:
+    progress = describe_progress(status)
     if status.why_none:
-        yield f"no plan, rescue only: {status.why_none}"
+        yield f"{progress}: {status.why_none}"
+    elif progress:
+        is_none = status.progress in {RECORDING, PLANNING}
+        yield f"no plan yet: {progress}" if is_none else progress
     plan, trace, machine = status.plan, status.trace, status.machine
     if plan is None or trace is None:
         return

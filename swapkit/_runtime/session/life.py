@@ -21,7 +21,7 @@ from swapkit._native.lives import TAG_OPTIMIZER, LivesMode
 from swapkit._native.pool import RingKind, set_tag
 from swapkit._runtime.affinity.threads import ThreadBinding
 from swapkit._runtime.control.plan_controller import PlanController
-from swapkit._runtime.control.plan_status import PlanStatus, tell_stage
+from swapkit._runtime.control.plan_status import PlanStatus, tell_progress
 from swapkit._runtime.control.rank_alarm import ALL, RankWatch
 from swapkit._runtime.model import global_hooks
 from swapkit._runtime.model.device_mesh import is_fsdp
@@ -151,12 +151,11 @@ class SessionLife:
             self.installation.pool.note(RingKind.MARK, self.history.steps)
         self.note_peak()
         controller = self.controller
-        stage = Stage.STABLE if controller is None else controller.stage
-        self.history.end_step(stage)
+        self.history.end_step(Stage.STABLE if controller is None else controller.stage)
         if controller is not None:
             controller.end_step()
-            if controller.stage is not stage:
-                tell_stage(self.status(), self.history.steps, self.limit_bytes)
+            if controller.note_progress(self.history.steps):
+                tell_progress(self.status(), self.limit_bytes)
         if is_pools and self.installation.layout is not None:
             is_settled = all(each.is_settled for each in nested)
             self.installation.layout.end_step(is_settled=is_settled)

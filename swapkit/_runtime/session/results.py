@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from swapkit._runtime.allocators.advice import advise_layout
 from swapkit._runtime.allocators.memory_holders import find_outside, find_uncollected
-from swapkit._runtime.control.plan_status import PlanStatus
+from swapkit._runtime.control.plan_status import PlanStatus, describe_progress
 from swapkit._runtime.session.explanation import (
     explain,
     explain_layout,
@@ -66,8 +66,17 @@ class SessionResults:
         return self._look().stage.value
 
     @property
+    def progress(self) -> str:
+        """How far the search for a plan is, in words; empty in a session that makes no plans.
+
+        It is recording, planning (since which step), following a first plan, trying one of several
+        plans, or settled at a step.
+        """
+        return describe_progress(self._look())
+
+    @property
     def plan(self) -> Plan | None:
-        """The decision for each saved tensor; None while there is no plan."""
+        """The decision for each saved tensor; None until a plan has settled."""
         return self._look().plan
 
     @property
@@ -187,7 +196,7 @@ class SessionResults:
         active = self._active
         status = self._status if active is None else active.status_to_save()
         if status.plan is None or status.trace is None:
-            why = status.why_none or f"the session is still in stage {status.stage.value!r}"
+            why = status.why_none or describe_progress(status) or "policy='rescue'"
             raise SessionError(f"there is no plan to save: {why}")
         write_planned(path, status.trace, status.plan)
 
@@ -279,7 +288,7 @@ class SessionResults:
         if self._active is None and self._final is None:
             return f"<swapkit session, budget {format_bytes(self.limit_bytes)}, not entered>"
         state = self.stage if self.is_active else "ended"
-        return f"<swapkit session, {summarize(self.stats, state)}>"
+        return f"<swapkit session, {summarize(self.stats, state, self.progress)}>"
 
     def _look(self) -> PlanStatus:
         """Return the status of the search for a plan."""

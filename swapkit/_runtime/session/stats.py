@@ -23,10 +23,16 @@ def list_metrics(stats: SessionStats, stage: Stage, prefix: str) -> dict[str, in
     return {**known, f"{prefix}stage": STAGE_NUMBERS[stage]}
 
 
-def summarize(stats: SessionStats, state: str) -> str:
-    """Return a one-line summary. `state`: the stage, or "ended"."""
+def summarize(stats: SessionStats, state: str, progress: str = "") -> str:
+    """Return a one-line summary.
+
+    Args:
+        stats: the session's.
+        state: the stage, or "ended".
+        progress: how far the search for a plan is; empty: no plan is wanted.
+    """
     return (
-        f"{state}, peak {format_bytes(stats.peak_bytes)} of {format_bytes(stats.budget_bytes)}, "
+        f"{state}{progress and f': {progress}'}, peak {format_bytes(stats.peak_bytes)} of {format_bytes(stats.budget_bytes)}, "
         f"{stats.steps} {'step' if stats.steps == 1 else 'steps'}"
     )
 

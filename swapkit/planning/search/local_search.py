@@ -67,13 +67,18 @@ class Search:
         self._ends_at = time.monotonic() + effort.seconds
 
     def find_starts(self, solutions: Sequence[Shares]) -> list[Trial]:
-        """Return the best rounded solutions, some for each solution and between each two."""
+        """Return the best rounded solutions, some for each solution and between each two.
+
+        Stop at one that is as good as the bound.
+        """
         blends = list(_blend(solutions))
         each = max(1, self._effort.starts // max(1, len(blends)))
         found: list[Trial] = []
         for low, high, part in blends:
             unlike: dict[bytes, Trial] = {}
             for trial in self._round(low, high, part, each):
+                if self._is_done(trial):
+                    return [trial]
                 known = unlike.setdefault(trial.actions.tobytes(), trial)
                 if trial.cost < known.cost:
                     unlike[trial.actions.tobytes()] = trial
@@ -84,7 +89,8 @@ class Search:
         """Return the best trial that changes to the starts lead to."""
         found = sorted(starts, key=_cost)
         pool = [trial.actions for trial in found]
-        for count, share in ROUNDS:
+        is_done = self._bound < math.inf and self._is_done(found[0])
+        for count, share in () if is_done else ROUNDS:
             found = found[:count]
             each = max(1, int(self._effort.changes * share / len(found)))
             self._moves.learn([trial.actions for trial in found] + pool)

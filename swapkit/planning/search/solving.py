@@ -87,12 +87,14 @@ def plan_problem(
     return Solution(trial=best, bound_seconds=bound_seconds)
 
 
-def choose_effort(problem: Problem) -> Effort:
-    """Return the suitable effort: about the same time for all problems, except very large ones."""
+def choose_effort(problem: Problem, *, part: int = 1) -> Effort:
+    """Return the suitable effort: about the same time for all problems, except very large ones.
+
+    `part`: divides it.
+    """
     size = len(problem.slot_seconds) + len(problem.item_bytes)
-    return Effort(
-        starts=min(max(400_000 // size, 80), 800), changes=min(max(10_000_000 // size, 1500), 7000)
-    )
+    starts = min(max(400_000 // size, 80), 800)
+    return Effort(starts=starts // part, changes=min(max(10_000_000 // size, 1500), 7000) // part)
 
 
 def _solve_tighter(program: Program, problem: Problem, machine: Machine) -> list[Shares]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -22,8 +23,12 @@ if TYPE_CHECKING:
 class MakePlans(Protocol):
     """A function that makes candidates."""
 
-    def __call__(self, trace: Trace, *, share: float, count: int) -> tuple[Plan, ...]:
+    def __call__(
+        self, trace: Trace, *, share: float, count: int, is_quick: bool = False
+    ) -> tuple[Plan, ...]:
         """Return at most `count` plans for a share of the budget, the most promising first.
+
+        `is_quick`: search only briefly.
 
         Raises:
             InfeasibleBudget: there is no plan.
@@ -87,13 +92,18 @@ class Asking:
     def collect(self) -> None:
         """Take a finished result, and start the next request. Call at the end of a step.
 
+        Of a request that is not finished, take the first plan, for the steps meanwhile.
+
         Raises:
             Exception: an error of planning.
         """
         running = self._running  # read once: another thread may end the session
-        if running is None or self._is_over or self.prepare is None or not running[1].is_done:
+        if running is None or self._is_over or self.prepare is None:
             return
         asked, job = running
+        if not job.is_done:
+            asked.early = asked.first
+            return
         self._running = None
         self._begin_next(self.prepare)
         answers = self._answers()
@@ -140,7 +150,7 @@ class Asking:
             asked = self._waiting.popleft()
             if asked.case.asked is asked:  # the request is still current
                 make_plans = prepare()
-                self._running = asked, ThreadJob(partial(find_plans, make_plans, asked.request))
+                self._running = asked, ThreadJob(partial(_find_beside, make_plans, asked))
 
     def _answer_now(self, asked: Asked) -> None:
         answers = self._answers()
@@ -151,6 +161,15 @@ class Asking:
             answers.fail(asked, error)
             raise
         answers.answer(asked, found, 0.0)
+
+
+def _find_beside(make_plans: MakePlans, asked: Asked) -> Found:
+    """Return plans; if steps have none yet, publish one that is found quickly beforehand."""
+    if asked.is_first:
+        share = asked.request.shares[0]
+        with suppress(InfeasibleBudget):
+            (asked.first,) = make_plans(asked.request.trace, share=share, count=1, is_quick=True)
+    return find_plans(make_plans, asked.request)
 
 
 def find_plans(make_plans: MakePlans, request: Request) -> Found:

@@ -43,6 +43,11 @@ FASTER = 0.97  # times another step's time: a step below that is faster, not by 
 SHARE = 0.05  # of the time of steps: limit for recordings and the plans made from them
 
 
+# How far the search for a plan is: `Case.progress`.
+RECORDING, PLANNING, SETTLED = "recording", "planning", "plan settled"
+FOLLOWING_FIRST, NO_PLAN = "following a first plan", "no plan, rescue only"
+
+
 class Stage(str, enum.Enum):
     """The stage of a session."""
 
@@ -108,7 +113,7 @@ class Request:
     make_plans: Callable[..., tuple[Plan, ...]] | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Asked:
     """A request of a case. Compared by identity."""
 
@@ -117,6 +122,14 @@ class Asked:
     replaces: str = ""  # why the current plans are replaced; empty: there are none
     is_refined: bool = False  # whether this asks for one more candidate, from measured steps
     is_lean: bool = False  # whether this asks for the plan with the least memory within a time
+    since: float = 0.0  # when it was asked, on the learner's clock
+    first: Plan | None = None  # found quickly, by the thread that makes the plans;
+    early: Plan | None = None  # the same once steps follow it until there is an answer
+
+    @property
+    def is_first(self) -> bool:
+        """Whether steps have no plan until this is answered."""
+        return not (self.replaces or self.is_refined or self.is_lean)
 
 
 @dataclass(slots=True)
@@ -158,6 +171,8 @@ class Case:
     leader: Plan | None = None  # the candidate of the last step, which lets the host get ahead
     slow: tuple[Plan, float] | None = None  # a candidate that is timed again, and its first time
     lean: Lean = field(default_factory=Lean)
+    noted: str = ""  # the progress after its last step,
+    since_step: int = 0  # and the number of the session's steps after which that began
 
     @property
     def is_settled(self) -> bool:
@@ -192,7 +207,7 @@ class Case:
     def plan(self) -> Plan | None:
         """The plan of the next step; None: there is none."""
         if self.asked is not None and not self.asked.is_refined:
-            return self.chosen
+            return self.chosen or self.asked.early
         return self.candidates[0] if self.candidates else self.chosen
 
     @property
@@ -224,8 +239,29 @@ class Case:
         """The stage of its steps."""
         if self.is_settled:
             return Stage.STABLE
-        is_known = self.trace is not None and (self.asked is None or bool(self.trials))
-        return Stage.SEARCH if is_known else Stage.WARMUP
+        asked = self.asked
+        has_plan = asked is None or asked.early is not None or bool(self.trials)
+        return Stage.SEARCH if self.trace is not None and has_plan else Stage.WARMUP
+
+    @property
+    def progress(self) -> str:
+        """What its next step does for a plan, as the start of a sentence."""
+        if self.is_settled:
+            return NO_PLAN if self.chosen is None else SETTLED
+        if self.asked is not None and not self.asked.is_refined:
+            return PLANNING if self.asked.early is None else FOLLOWING_FIRST
+        if self.candidates:
+            done = len(self.trials)
+            return f"trying plan {done + 1} of {done + len(self.candidates)}"
+        return RECORDING
+
+    def note_progress(self, steps: int) -> bool:
+        """Note its progress after a number of the session's steps; return whether it changed."""
+        progress = self.progress
+        if progress == self.noted:
+            return False
+        self.noted, self.since_step = progress, steps
+        return True
 
     @property
     def timing(self) -> Timing:

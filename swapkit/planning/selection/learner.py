@@ -132,6 +132,7 @@ class Learner(LeanTrials):
         """Follow an existing plan, from the first step on."""
         case = self._cases[signature] = Case(trace=trace, recordings=1)
         case.choose_untried(plan)
+        case.note_progress(0)
         self._given.give(signature)
 
     def rename(self, former: str, signature: str) -> None:

@@ -68,7 +68,7 @@ class Taking:
         self._ask(Asked(case, Request(trace=case.trace, count=count, shares=shares)))
 
     def _ask(self, asked: Asked) -> None:
-        asked.case.asked = asked
+        asked.case.asked, asked.since = asked, self._clock()
         self._asking.ask(asked)
 
     def answer(self, asked: Asked, found: Found, seconds: float) -> None:
@@ -135,6 +135,12 @@ class Taking:
             case.keep_plans()
         elif isinstance(error, Exception):  # of a custom policy: the next steps have no plan
             case.why_none = f"{type(error).__name__}: {error}"
+
+    @property
+    def planning_seconds(self) -> float:
+        """The seconds since plans for the current steps were asked for; 0: there is no request."""
+        asked = None if self._now is None else self._now.asked
+        return 0.0 if asked is None else self._clock() - asked.since
 
     def find_plan(self) -> Found:
         """Return the best plan for the current steps; wait for a plan that is being made.

@@ -1,18 +1,16 @@
-"""The lines that a session logs when its stage changes."""
+"""The lines that a session logs as its search for a plan goes on."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from swapkit._runtime.control.plan_status import PlanStatus, tell_stage
+import pytest
+
+from swapkit._runtime.control.plan_status import PlanStatus, describe_progress, tell_progress
 from swapkit.ir.plans import Action, Decision, Plan, Prediction
 from swapkit.ir.traces import Kind, Operator, Phase, Storage, Trace
-from swapkit.planning.selection.cases import Stage
-
-if TYPE_CHECKING:
-    import pytest
+from swapkit.planning.selection.cases import Asked, Case, Request, Stage, Tried
 
 TRACE = Trace(
     operators=(Operator(name="mul", seconds=2.0, phase=Phase.FORWARD),),
@@ -29,12 +27,16 @@ PLAN = Plan(
     budget_bytes=14 << 20,
     prediction=Prediction(seconds=2.5, peak_bytes=13 << 20),
 )
-STATUS = PlanStatus(stage=Stage.STABLE, plan=PLAN, trace=TRACE)
+STATUS = PlanStatus(
+    stage=Stage.STABLE, plan=PLAN, trace=TRACE, progress="plan settled", since_step=7
+)
+
+ASKED = Asked(Case(), Request(trace=TRACE, count=1, shares=(1.0,)))
 
 
 def told(caplog: pytest.LogCaptureFixture, status: PlanStatus) -> str:
     with caplog.at_level(logging.INFO, logger="swapkit"):
-        tell_stage(status, 7, 16 << 20)
+        tell_progress(status, 16 << 20)
     return caplog.messages[-1]
 
 
@@ -65,10 +67,43 @@ def test_line_when_nothing_moves_then_it_says_so(caplog: pytest.LogCaptureFixtur
 
 
 def test_line_when_there_is_no_plan_then_it_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    text = told(caplog, PlanStatus(why_none="the step has no saved tensors"))
+    text = told(caplog, PlanStatus(why_none="the step has no saved tensors", progress="no plan, rescue only"))
     assert text == "no plan, rescue only: the step has no saved tensors"
     assert caplog.records[-1].levelno == logging.WARNING
 
 
-def test_line_in_other_stages_then_their_name(caplog: pytest.LogCaptureFixture) -> None:
-    assert told(caplog, replace(STATUS, stage=Stage.SEARCH)) == "search"
+@pytest.mark.parametrize(
+    ("case", "text"),
+    [
+        (Case(), "recording"),
+        (Case(trace=TRACE, asked=ASKED), "planning since step 7 (1.500 s)"),
+        (
+            Case(trace=TRACE, asked=replace(ASKED, early=PLAN)),
+            "following a first plan since step 7, searching for better ones (1.500 s)",
+        ),
+        (
+            Case(trace=TRACE, candidates=[PLAN] * 2, trials=[Tried(PLAN, 1.0, 0)]),
+            "trying plan 2 of 3",
+        ),
+        (Case(trace=TRACE, chosen=PLAN), "plan settled at step 7"),
+    ],
+)
+def test_line_as_a_search_goes_on_then_how_far_it_is(
+    caplog: pytest.LogCaptureFixture, case: Case, text: str
+) -> None:
+    assert case.note_progress(7)
+    assert not case.note_progress(8)
+    status = PlanStatus(
+        trace=TRACE,
+        plan=case.chosen,
+        progress=case.progress,
+        since_step=case.since_step,
+        planning_seconds=1.5,
+    )
+    assert told(caplog, status).startswith(text)
+    assert describe_progress(status) == text
+
+
+def test_progress_when_the_plan_was_given_or_none_is_wanted_then_it_says_so() -> None:
+    assert describe_progress(replace(STATUS, since_step=0)) == "following the given plan"
+    assert describe_progress(PlanStatus()) == ""

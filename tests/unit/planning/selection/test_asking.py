@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
+from swapkit.ir.plans import Plan
 from swapkit.planning.beside import GivenUp, ThreadJob, at_once, go_on
 from swapkit.planning.selection.outcomes import Outcome
 from tests.support.learning import (
@@ -53,6 +55,27 @@ def test_plan_when_asked_for_while_it_is_made_then_waited_for_and_taken_up_as_ev
     assert run(made, seconds(1.0, 0.5)) == ["1.0", "1.1"]
     assert made.case is not None
     assert made.find_plan().plans == (made.case.chosen,) != first
+
+
+def test_steps_when_a_first_plan_is_found_quickly_then_follow_it_until_the_others_are_made() -> None:
+    made, gate = gated(Plans(count=2))
+    gate.first = Plan(decisions=(), budget_bytes=900, policy="first")
+    warm_up(made)
+    running = made._asking._running
+    assert running is not None
+    while running[0].first is None:
+        time.sleep(0)
+    made.begin(SHAPE)
+    made.end(Outcome(seconds=1.0))  # a plan is taken at the end of a step
+    assert made.stage == "search"
+    assert run(made, [RESCUED, Outcome(seconds=1.0, deviation="another")]) == ["first"] * 2
+    gate.finish(made)
+    assert run(made, seconds(1.0, 1.0, 0.5)) == ["first", "1.0", "1.1"]
+    assert made.case is not None
+    assert (made.stage, made.case.chosen, made.replans) == ("stable", made.find_plan().plans[0], 0)
+    gate.first = Plan(decisions=(), budget_bytes=900, policy="needless")
+    assert run(made, [RESCUED, RESCUED]) == ["1.1"] * 2  # a plan to replace is followed meanwhile
+    gate.finish(made)
 
 
 def test_plan_when_asked_for_and_one_that_was_tried_has_failed_then_another() -> None:
