@@ -29,7 +29,7 @@ def make_training():
     return model, torch.optim.AdamW(model.parameters())
 
 
-def train(model, optimizer, steps=12):
+def train(model, optimizer, steps=40):
     """Train in the usual way; return the losses."""
     losses = []
     for step in range(steps):
@@ -84,6 +84,7 @@ print(losses[0], losses[-1])
 # the plans, and followed the fastest one that held. ``explain`` says what it decided for each
 # place of the model that saves tensors, and why.
 
+assert session.plan is not None
 print(session.explain())
 
 # %%
