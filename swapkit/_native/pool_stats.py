@@ -36,6 +36,7 @@ COUNT_NAMES = (
     "unmaps",
     "alias_failures",
     "num_settles",
+    "largest_given_bytes",
 )
 
 

@@ -20,9 +20,11 @@ from swapkit.errors import InfeasibleBudget
 from swapkit.planning.beside import go_on
 from swapkit.planning.layout.lifetimes import find_lifetimes
 from swapkit.planning.layout.placing import place_quickly
-from swapkit.planning.planner import make_plan, make_plans
+from swapkit.planning.planner import make_plan, make_plans, restrict
 from swapkit.planning.search.local_search import Effort
-from swapkit.simulation.timeline import simulate
+from swapkit.planning.search.solving import PlanFailure, plan_problem
+from swapkit.simulation.lowering import lower
+from swapkit.simulation.timeline import as_plan, simulate
 from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -115,15 +117,14 @@ def make_placed_plans(
     """Return plans for a session, as `planner.make_plans` does, that fit at planned addresses.
 
     If no plan fits, the result is the one that needs the least: a session keeps its budget by
-    rescues.
+    rescues. `is_quick`: one plan from a brief search, not checked at addresses, or none.
 
     Raises:
         InfeasibleBudget: there is no plan, not even in bytes.
     """
     whole_bytes = target.machine.budget_bytes
-    if is_quick:
-        quick = replace(target, effort=QUICK)
-        return make_plans(trace, share=share, count=1, target=quick, policy=policy)
+    if is_quick and isinstance(policy, str):
+        return _make_quickly(trace, share, target, policy)
     make = partial(make_plans, trace, target=target, policy=policy)
 
     def make_one(budget_bytes: int) -> Plan:
@@ -147,6 +148,21 @@ def make_placed_plans(
         if each.outline() == plain.outline()
         or reserved_bytes_of(each) <= max(asked_bytes, each.budget_bytes)
     )
+
+
+def _make_quickly(trace: Trace, share: float, target: PlanTarget, policy: str) -> tuple[Plan, ...]:
+    """Return a plan from a brief search, which may not fit at addresses; none: there is none."""
+    most_bytes = target.most_bytes
+    if isinstance(most_bytes, InfeasibleBudget):
+        return ()
+    budget_bytes = min(max(1, int(target.machine.budget_bytes * share)), most_bytes)
+    machine = replace(target.machine, budget_bytes=budget_bytes)
+    problem = restrict(lower(trace), policy)
+    solution = plan_problem(problem, machine, effort=QUICK, host=trace.host)
+    if isinstance(solution, PlanFailure):
+        return ()
+    trial = solution.trial
+    return (as_plan(trace, problem, machine, trial.actions, trial.run, policy=policy),)
 
 
 def _share_of(budget_bytes: int, whole_bytes: int) -> float:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from swapkit.ir.machines import Machine
     from swapkit.ir.traces import Trace
     from swapkit.planning.search.feasibility import Least
-    from swapkit.planning.search.local_search import Effort
     from swapkit.simulation.problems import Problem
 
 __all__ = [
@@ -72,12 +71,7 @@ class Policy(Protocol):
 
 
 def make_plan(
-    trace: Trace,
-    machine: Machine,
-    policy: str | Policy = "auto",
-    *,
-    optimizer_states: bool = False,
-    effort: Effort | None = None,
+    trace: Trace, machine: Machine, policy: str | Policy = "auto", *, optimizer_states: bool = False
 ) -> Plan:
     """Return the fastest plan that the search finds; an empty plan if everything fits.
 
@@ -88,7 +82,6 @@ def make_plan(
         machine: the machine that the step runs on.
         policy: "auto", "swap" or "recompute" (the only action then), or a custom policy.
         optimizer_states: whether optimizer states may be swapped, too.
-        effort: the limits of the search; None: suitable for the size of the step.
 
     Raises:
         InfeasibleBudget: there is no plan; the error names the smallest budget that has one, or
@@ -99,7 +92,7 @@ def make_plan(
     if not isinstance(policy, str):
         return _ask_own(trace, machine, policy)
     problem = restrict(lower(trace, optimizer_states=optimizer_states), policy)
-    solution = solve_or_raise(trace, problem, machine, policy, effort=effort)
+    solution = solve_or_raise(trace, problem, machine, policy)
     plan = as_plan(
         trace, problem, machine, solution.trial.actions, solution.trial.run, policy=policy
     )
@@ -167,7 +160,6 @@ class PlanTarget:
     machine: Machine  # as measured, with the whole budget
     most_bytes: int | InfeasibleBudget  # upper limit of a plan's budget, or why no plan is possible
     tight_bytes: int = 0  # budget of a simpler policy than "auto" that has no plan for less
-    effort: Effort | None = None  # limits of the search for a single plan; None: as the step needs
 
 
 def make_plans(
@@ -198,8 +190,6 @@ def make_plans(
     budget_bytes = min(max(1, int(target.machine.budget_bytes * share)), most_bytes)
     machine = replace(target.machine, budget_bytes=budget_bytes)
     if isinstance(policy, str):
-        if plain is None:
-            plain = make_plan(trace, machine, policy, effort=target.effort)
         tight_bytes = min(target.tight_bytes, most_bytes)
         return make_candidates(trace, machine, policy, count, tight_bytes=tight_bytes, plain=plain)
     return (make_plan(trace, machine, policy),)
@@ -295,20 +285,13 @@ def _unknown(policy: object, names: Sequence[str]) -> InvalidArgument:
     )
 
 
-def solve_or_raise(
-    trace: Trace,
-    problem: Problem,
-    machine: Machine,
-    policy: str,
-    *,
-    effort: Effort | None = None,
-) -> Solution:
+def solve_or_raise(trace: Trace, problem: Problem, machine: Machine, policy: str) -> Solution:
     """Return the solution of a trace's problem.
 
     Raises:
         InfeasibleBudget: there is no solution.
     """
-    solution = plan_problem(problem, machine, effort=effort, host=trace.host)
+    solution = plan_problem(problem, machine, host=trace.host)
     if isinstance(solution, PlanFailure):
         raise _explain_failure(trace, problem, machine, solution.least, policy)
     return solution

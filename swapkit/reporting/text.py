@@ -83,35 +83,40 @@ def format_stats(stats: Mapping[str, int], *, title: str) -> str:
 class AllocationFailure(NamedTuple):
     """A failed allocation. Amounts are bytes; `budget` 0: none.
 
-    `pieces`: sizes of the free reserved blocks; memory that can still be reserved is one more.
+    `active`: in use, or given back and awaited by other streams. `pieces`: sizes of the free
+    reserved blocks; memory that can still be reserved is one more.
     """
 
     asked: int
     where: str
     in_use: int
+    active: int
     reserved: int
     budget: int
     device: str
     device_bytes: int
     holders: Sequence[Holder]
     hints: Sequence[str]
+    facts: Sequence[str] = ()
     pieces: Sequence[int] = ()
     rank: str = ""  # such as "rank 1 of 2"; empty: there are no other ranks
 
 
-def _describe_free(failure: AllocationFailure, whole: int) -> str:
-    """Return the free memory as text; if fragmentation is the problem, with the largest piece."""
-    free = max(0, whole - failure.in_use)
+def _describe_pieces(failure: AllocationFailure, whole: int) -> list[str]:
+    """Return why a request fails for which enough memory is not allocated; none: there is not."""
+    unused = max(0, whole - failure.in_use)
     pieces = [nbytes for nbytes in (*failure.pieces, whole - failure.reserved) if nbytes > 0]
-    if failure.asked > free or failure.asked <= max(pieces, default=0):
-        return f"at most {format_bytes(free)} are still available"
+    if failure.asked > unused:
+        return []
     if not pieces:
-        return f"{format_bytes(free)} are not in use, but wait for work on other streams to finish"
-    return (
-        f"{format_bytes(free)} are free, but in {len(pieces)} "
+        return [f"{format_bytes(unused)} are not allocated, but other streams still use them."]
+    if failure.asked <= max(pieces):
+        return []
+    return [
+        f"{format_bytes(unused)} are not allocated, but in {len(pieces)} "
         f"{'piece' if len(pieces) == 1 else 'pieces'}, the largest of "
-        f"{format_bytes(max(pieces))}"
-    )
+        f"{format_bytes(max(pieces))}."
+    ]
 
 
 def _torch_words(device: str) -> str:
@@ -120,12 +125,12 @@ def _torch_words(device: str) -> str:
     Libraries look for these words and try a smaller batch: accelerate, transformers, Lightning.
     """
     if device.startswith(("cuda", "npu")):
-        return f"{device.partition(':')[0].upper()} out of memory"
-    return "DefaultCPUAllocator: can't allocate memory: out of memory"
+        return f"{device.partition(':')[0].upper()} out of memory."
+    return "DefaultCPUAllocator: can't allocate memory: out of memory."
 
 
 def format_failure(failure: AllocationFailure) -> str:
-    """Return the text of an out-of-memory error: request, free memory, holders, and hints."""
+    """Return the text of an out-of-memory error: request, memory by use, holders, and hints."""
     whole = failure.budget or failure.device_bytes
     limit = (
         f"the budget is {format_bytes(whole)}"
@@ -139,11 +144,19 @@ def format_failure(failure: AllocationFailure) -> str:
     lines = [
         f"swapkit: out of memory on {failure.device}{rank}: {format_bytes(failure.asked)} "
         f"({failure.asked} bytes) requested{where}; {limit}.",
-        f"In use: {format_bytes(failure.in_use)}; reserved: {format_bytes(failure.reserved)}; "
-        f"{_describe_free(failure, whole)}: {_torch_words(failure.device)}.",
+        f"Capacity {format_bytes(whole)}: allocated {format_bytes(failure.in_use)}, active "
+        f"{format_bytes(failure.active)}, reserved {format_bytes(failure.reserved)}, free "
+        f"{format_bytes(max(0, whole - failure.reserved))}.",
+        *_describe_pieces(failure, whole),
         *(["Largest holders (number of tensors):"] if failure.holders else []),
         *format_holders(failure.holders),
-        "What to try:",
-        *(f"  - {printable(hint)}" for hint in failure.hints),
+        *map(printable, failure.facts),
+        *format_hints(failure.hints),
+        f"In the words of torch: {_torch_words(failure.device)}",
     ]
     return "\n".join(lines)
+
+
+def format_hints(hints: Sequence[str]) -> list[str]:
+    """Return lines about what to try; none: there are no hints."""
+    return ["What to try:", *(f"  - {printable(hint)}" for hint in hints)] if hints else []

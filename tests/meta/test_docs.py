@@ -83,9 +83,7 @@ def test_readme_when_counted_then_short() -> None:
 
 
 def test_guides_when_listed_then_every_page_that_shows_python_runs() -> None:
-    showing = {
-        name for name in ("README.md", *PAGES) if find_blocks(name)
-    }
+    showing = {name for name in ("README.md", *PAGES) if find_blocks(name)}
     assert showing == {*GUIDES, *NOT_RUN}
 
 

@@ -82,10 +82,8 @@ class Gated:
     def __call__(
         self, trace: Trace, *, share: float, count: int, is_quick: bool = False
     ) -> tuple[Plan, ...]:
-        if is_quick and self.first is None:
-            raise InfeasibleBudget("found nothing quickly")
         if is_quick:
-            return (self.first,)
+            return () if self.first is None else (self.first,)
         self.threads.append(threading.current_thread())
         assert self.gates[0].acquire(timeout=20)
         return self.plans(trace, share=share, count=count)

@@ -105,6 +105,7 @@ typedef struct sk_pool_stats {
      * back and taken anew instead. Tried again later, unless the driver cannot do it at all. */
     int64_t alias_failures;
     int64_t num_settles; /* waits for work that was queued on the host */
+    int64_t largest_given_bytes; /* requested, of the largest block that was given back */
 } sk_pool_stats;
 
 typedef enum sk_block_state { SK_BLOCK_IN_USE, SK_BLOCK_PENDING, SK_BLOCK_CACHED } sk_block_state;

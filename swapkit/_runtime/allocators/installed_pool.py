@@ -32,7 +32,7 @@ from swapkit._runtime.torch_compat.internals import current_node
 from swapkit._runtime.torch_compat.isolation import hide, untraced
 from swapkit.config.allocator_settings import read_allocator_settings, report_settings
 from swapkit.errors import OverBudget, SessionError
-from swapkit.reporting.text import AllocationFailure, format_failure
+from swapkit.reporting.text import AllocationFailure, format_failure, format_hints
 from swapkit.units import format_bytes, format_limit
 
 if TYPE_CHECKING:
@@ -63,6 +63,9 @@ class ActiveSession(Protocol):
 
     def hints(self, needed_bytes: int) -> list[str]:
         """Return hints for the user when memory runs out and `needed_bytes` are needed."""
+
+    def facts(self) -> list[str]:
+        """Return sentences about what the session could not free."""
 
     def note_peak(self) -> None:
         """Take the pool's peak since the last call into account."""
@@ -184,7 +187,7 @@ class Installation(Generic[_Pool]):
         while not self._fits(budget_bytes):
             reserved_bytes = self.pool.stats()["reserved_bytes.all.current"]
             if self._rescue(reserved_bytes - budget_bytes) == 0:
-                raise OverBudget(self._describe_excess(budget_bytes))
+                raise OverBudget(self._describe_excess(budget_bytes, sessions[-1:]))
 
     def _fits(self, budget_bytes: int) -> bool:
         """Set the pool's budget; return False if too much memory is in use."""
@@ -195,17 +198,20 @@ class Installation(Generic[_Pool]):
         self.device.budget_bytes = budget_bytes
         return True
 
-    def _describe_excess(self, budget_bytes: int) -> str:
+    def _describe_excess(self, budget_bytes: int, sessions: list[ActiveSession]) -> str:
         holders = ", ".join(
             f"{format_bytes(holder.nbytes)} {holder.name}"
             for holder in find_holders(self.device, self.tracker)[:3]
         )
-        in_use = format_bytes(self.pool.in_use_bytes())
+        in_use_bytes = self.pool.in_use_bytes()
         rank = describe_rank()
-        return (
+        text = (
             f"{rank}{': ' if rank else ''}a budget of {format_bytes(budget_bytes)} is too small: "
-            f"{in_use} are already in use ({holders}). Pass a larger budget, or free tensors first."
+            f"{format_bytes(in_use_bytes)} are already in use ({holders}). Pass a larger budget, "
+            "or free tensors first."
         )
+        hints = [each for session in sessions for each in session.hints(in_use_bytes)]
+        return "\n".join([text, *format_hints(hints)])
 
     @untraced
     def _rescue(self, needed_bytes: int) -> int:
@@ -244,8 +250,10 @@ class Installation(Generic[_Pool]):
         stats = self.pool.stats()
         in_use_bytes = stats["allocated_bytes.all.current"]
         hints = advise_here(stats, nbytes, separates=self.separates_lives)
+        facts: list[str] = []
         for session in reversed(self.sessions):
             hints += session.hints(in_use_bytes + nbytes)
+            facts += session.facts()
         if not self.sessions:
             # Whole pieces of memory are reserved: less than the present limit is never enough.
             needed_bytes = max(in_use_bytes + nbytes, stats["budget_bytes"] + 1)
@@ -253,6 +261,7 @@ class Installation(Generic[_Pool]):
                 "train inside `with swapkit.budget(limit, model, optimizer):`, which moves saved "
                 "tensors to the host instead of failing",
                 f"a limit of at least {format_limit(needed_bytes)}, or a smaller batch or sequence",
+                "swapkit estimate: the smallest budget of a script, and its time by budget",
             ]
         blocks = self.pool.blocks()
         text = format_failure(
@@ -260,12 +269,14 @@ class Installation(Generic[_Pool]):
                 asked=nbytes,
                 where=_describe_place(self.tracker),
                 in_use=in_use_bytes,
+                active=stats["active_bytes.all.current"],
                 reserved=stats["reserved_bytes.all.current"],
                 budget=stats["budget_bytes"],
                 device=_label(self.device.name),
                 rank=describe_rank(),
                 device_bytes=self.total_bytes,
                 holders=find_holders(self.device, self.tracker),
+                facts=list(dict.fromkeys(facts)),
                 hints=list(dict.fromkeys(hints)),
                 pieces=[each.nbytes for each in blocks if each.state is BlockState.CACHED],
             )

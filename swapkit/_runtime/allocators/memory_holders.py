@@ -97,7 +97,7 @@ def find_outside(device: Device, tracker: ModuleTracker) -> list[Holder]:
     names = _name_tensors(found, device)
     sizes: dict[int, int] = {}
     for tensor in take_while(found.may_look, found.tensors):
-        for storage in _storages_of(tensor, device):
+        for storage in storages_of(tensor, device):
             if not device.pool.owns(storage.data_ptr()):
                 sizes[storage.data_ptr()] = storage.nbytes()
     return _sum_up((names.get(address, "other tensors"), n) for address, n in sizes.items())
@@ -130,7 +130,15 @@ def _find_all(tracker: ModuleTracker) -> _Found:
         elif issubclass(kind, torch.optim.Optimizer):
             optimizers.append(item)
     buffers = [each for module in tracker.modules() for each in module.buffers(recurse=False)]
-    return _Found(tensors, buffers, _states_of(optimizers), lambda: others_wait(in_backward=True))
+    return _Found(tensors, buffers, states_of(optimizers), lambda: others_wait(in_backward=True))
+
+
+def find_trained() -> list[torch.nn.Module | torch.optim.Optimizer]:
+    """Return all models and optimizers of the program; none while other threads may change them."""
+    if not others_wait(in_backward=True):
+        return []
+    kinds = (torch.nn.Module, torch.optim.Optimizer)
+    return [each for each in gc.get_objects() if issubclass(type(each), kinds)]
 
 
 def _is_wrapper(kind: type) -> bool:
@@ -145,11 +153,12 @@ def _find_own() -> _Found:
     optimizers = [each for each in trained if isinstance(each, torch.optim.Optimizer)]
     buffers = [buffer for model in models for buffer in model.buffers()]
     parameters = [parameter for model in models for parameter in model.parameters()]
-    states = _states_of(optimizers)
+    states = states_of(optimizers)
     return _Found([*parameters, *buffers, *states], buffers, states, lambda: True)
 
 
-def _states_of(optimizers: list[torch.optim.Optimizer]) -> list[torch.Tensor]:
+def states_of(optimizers: list[torch.optim.Optimizer]) -> list[torch.Tensor]:
+    """Return the tensors in the states of optimizers."""
     values = [value for optimizer in optimizers for value in list(optimizer.state.values())]
     return list(_tensors_in(values))
 
@@ -177,7 +186,7 @@ def _name_tensors(found: _Found, device: Device) -> dict[int, str]:
     names: dict[int, str] = {}
 
     def add(tensor: torch.Tensor | None, name: str) -> None:
-        for storage in () if tensor is None else _storages_of(tensor, device):
+        for storage in () if tensor is None else storages_of(tensor, device):
             names[storage.data_ptr()] = name
 
     for state in take_while(found.may_look, found.states):
@@ -194,7 +203,7 @@ def _name_tensors(found: _Found, device: Device) -> dict[int, str]:
     return names
 
 
-def _storages_of(tensor: torch.Tensor, device: Device) -> list[torch.UntypedStorage]:
+def storages_of(tensor: torch.Tensor, device: Device) -> list[torch.UntypedStorage]:
     """Return the storages of a tensor, or of the tensors that it consists of, on a device."""
     try:
         parts = list(tensors_inside(tensor))

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from swapkit.ir.machines import Machine
     from swapkit.ir.plans import Plan
     from swapkit.ir.traces import Trace
-    from swapkit.planning.selection.asking import MakePlans
+    from swapkit.planning.selection.asking import MakePlans, MakePlansBeside
 
 _log = get_logger(__name__)
 # Plans leave this many granules free, if possible. A plan's layout and the memory beside it are
@@ -74,7 +74,7 @@ class PlanMaker:
     def make_learner(self) -> Learner:
         """Return the learner that decides for each step; a policy may bring its own."""
         config = self._config
-        spare = min(1.0, self._spare_bytes() / config.limits.budget_bytes)
+        spare = min(1.0, spare_bytes(self._device) / config.limits.budget_bytes)
         policy = config.policy
         make = policy.make_learner if isinstance(policy, _BringsLearner) else Learner
         learner = make(
@@ -87,9 +87,6 @@ class PlanMaker:
         if isinstance(policy, str):  # a user's policy may rely on the steps' thread
             learner.plan_beside(self.prepare)
         return learner
-
-    def _spare_bytes(self) -> int:
-        return max(LEAST_SPARE_BYTES, SPARE_GRANULES * self._device.backend.granule_bytes)
 
     def find_given(self, model: torch.nn.Module | None) -> tuple[Trace, Plan] | None:
         """Return the plan that the user gave; None: there is none, or it is for other steps.
@@ -218,7 +215,7 @@ class PlanMaker:
     def _make_plans(self, trace: Trace, *, share: float, count: int) -> tuple[Plan, ...]:
         return self.prepare()(trace, share=share, count=count)
 
-    def prepare(self) -> MakePlans:
+    def prepare(self) -> MakePlansBeside:
         """Return a function that makes plans on any thread: it holds plain values only."""
         return partial(make_placed_plans, target=self._find_target(), policy=self._config.policy)
 
@@ -237,8 +234,13 @@ class PlanMaker:
                 most_bytes = self._ranks.find_budget(config.limits.budget_bytes)
             except InfeasibleBudget as error:
                 most_bytes = error
-        tight_bytes = max(0, config.limits.budget_bytes - self._spare_bytes())
+        tight_bytes = max(0, config.limits.budget_bytes - spare_bytes(self._device))
         return PlanTarget(machine=machine, most_bytes=most_bytes, tight_bytes=tight_bytes)
+
+
+def spare_bytes(device: Device) -> int:
+    """Return the bytes of a budget that plans leave free on a device, if possible."""
+    return max(LEAST_SPARE_BYTES, SPARE_GRANULES * device.backend.granule_bytes)
 
 
 def _find_other_ranks(trace: Trace) -> str:

@@ -221,11 +221,11 @@ class Swapper:
             self._tracker.end_step()
         self.shared.shim.kernels_sweep()
 
-    def resident_bytes(self) -> int:
-        """Return the bytes of saved storages that are on the device."""
+    def resident_sizes(self) -> list[int]:
+        """Return the bytes of each saved storage that is on the device."""
         with self._lock:
             self.mover.sweep_captured()
-            return sum(group.nbytes for group in self.mover.resident)
+            return [group.nbytes for group in self.mover.resident]
 
     def site(self, group: StorageGroup) -> str:
         """Return the name of the place where a group was saved."""

@@ -11,8 +11,8 @@ from swapkit._runtime.allocators.memory_holders import UNCOLLECTED_AGE
 from swapkit._runtime.control.plan_status import describe_progress
 from swapkit._runtime.optimizer.chunked_step import attached
 from swapkit.planning.planner import POLICIES, trade_offs
-from swapkit.planning.selection.cases import PLANNING, RECORDING
 from swapkit.planning.reasons import explain_decisions
+from swapkit.planning.selection.cases import PLANNING, RECORDING
 from swapkit.reporting.machines import format_seconds
 from swapkit.reporting.plans import format_plan, format_trade_offs
 from swapkit.reporting.text import format_holders

@@ -21,6 +21,7 @@ from swapkit._native.lives import TAG_OPTIMIZER, LivesMode
 from swapkit._native.pool import RingKind, set_tag
 from swapkit._runtime.affinity.threads import ThreadBinding
 from swapkit._runtime.control.plan_controller import PlanController
+from swapkit._runtime.control.plan_maker import spare_bytes
 from swapkit._runtime.control.plan_status import PlanStatus, tell_progress
 from swapkit._runtime.control.rank_alarm import ALL, RankWatch
 from swapkit._runtime.model import global_hooks
@@ -31,7 +32,7 @@ from swapkit._runtime.process.captures import see_everything
 from swapkit._runtime.process.undo import Undo, raise_first
 from swapkit._runtime.saved.eviction import EvictionTerms
 from swapkit._runtime.saved.hooks import Hooks, pop_left
-from swapkit._runtime.session.hints import list_hints
+from swapkit._runtime.session.hints import Shortage, find_planned_bytes, list_facts, list_hints
 from swapkit._runtime.session.history import StepHistory
 from swapkit._runtime.session.stats import predictions
 from swapkit._runtime.shim.placement import Placement
@@ -98,6 +99,7 @@ class SessionLife:
         self.history = StepHistory(self.swapper)
         self.on_step: Callable[[], object] | None = None  # the user's, after each step
         self.advice: list[Callable[[int], str]] = []  # the user's hints, given the bytes needed
+        self._began_bytes = installation.pool.in_use_bytes()
         self.threads = ""  # where they run, if they are bound
         self._ranks: RankWatch | None = None  # None: other ranks go on when one fails
 
@@ -183,9 +185,18 @@ class SessionLife:
         Args:
             needed_bytes: the bytes in use plus those of the failed request.
         """
-        return list_hints(
-            self.swapper, self._config, needed_bytes, [each(needed_bytes) for each in self.advice]
+        shortage = Shortage(
+            needed_bytes,
+            self._began_bytes,
+            spare_bytes(self.swapper.device),
+            find_planned_bytes(self.status(), self._config.policy),
         )
+        advice = [each(needed_bytes) for each in self.advice]
+        return list_hints(self.swapper, self._config, shortage, advice)
+
+    def facts(self) -> list[str]:
+        """Return sentences about what the session could not free."""
+        return list_facts(self.swapper)
 
     def note_peak(self) -> None:
         """Add the pool's peak since the last call to every active session."""

@@ -31,8 +31,9 @@ def summarize(stats: SessionStats, state: str, progress: str = "") -> str:
         state: the stage, or "ended".
         progress: how far the search for a plan is; empty: no plan is wanted.
     """
+    where = f"{state}: {progress}" if progress else state
     return (
-        f"{state}{progress and f': {progress}'}, peak {format_bytes(stats.peak_bytes)} of {format_bytes(stats.budget_bytes)}, "
+        f"{where}, peak {format_bytes(stats.peak_bytes)} of {format_bytes(stats.budget_bytes)}, "
         f"{stats.steps} {'step' if stats.steps == 1 else 'steps'}"
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -23,16 +22,21 @@ if TYPE_CHECKING:
 class MakePlans(Protocol):
     """A function that makes candidates."""
 
-    def __call__(
-        self, trace: Trace, *, share: float, count: int, is_quick: bool = False
-    ) -> tuple[Plan, ...]:
+    def __call__(self, trace: Trace, *, share: float, count: int) -> tuple[Plan, ...]:
         """Return at most `count` plans for a share of the budget, the most promising first.
-
-        `is_quick`: search only briefly.
 
         Raises:
             InfeasibleBudget: there is no plan.
         """
+
+
+class MakePlansBeside(Protocol):
+    """The same for any thread. It can make a first plan quickly."""
+
+    def __call__(
+        self, trace: Trace, *, share: float, count: int, is_quick: bool = False
+    ) -> tuple[Plan, ...]:
+        """Return plans: see `MakePlans`. `is_quick`: one from a brief search, or none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +73,7 @@ class Asking:
             answers: called on the thread that asks and collects; not kept alive.
         """
         # Called on that thread; returns a planner for any other thread. None: no background work.
-        self.prepare: Callable[[], MakePlans] | None = None
+        self.prepare: Callable[[], MakePlansBeside] | None = None
         self._answers = weakref.ref(answers)
         self._waiting: deque[Asked] = deque()
         self._running: tuple[Asked, ThreadJob[Found]] | None = None
@@ -145,7 +149,7 @@ class Asking:
         if running is not None:
             running[1].wait()
 
-    def _begin_next(self, prepare: Callable[[], MakePlans]) -> None:
+    def _begin_next(self, prepare: Callable[[], MakePlansBeside]) -> None:
         while self._waiting and self._running is None and not self._is_over:
             asked = self._waiting.popleft()
             if asked.case.asked is asked:  # the request is still current
@@ -163,12 +167,12 @@ class Asking:
         answers.answer(asked, found, 0.0)
 
 
-def _find_beside(make_plans: MakePlans, asked: Asked) -> Found:
+def _find_beside(make_plans: MakePlansBeside, asked: Asked) -> Found:
     """Return plans; if steps have none yet, publish one that is found quickly beforehand."""
     if asked.is_first:
         share = asked.request.shares[0]
-        with suppress(InfeasibleBudget):
-            (asked.first,) = make_plans(asked.request.trace, share=share, count=1, is_quick=True)
+        quick = make_plans(asked.request.trace, share=share, count=1, is_quick=True)
+        asked.first = next(iter(quick), None)
     return find_plans(make_plans, asked.request)
 
 

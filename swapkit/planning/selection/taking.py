@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from swapkit.ir.plans import Plan
     from swapkit.ir.traces import Trace
-    from swapkit.planning.selection.asking import MakePlans
+    from swapkit.planning.selection.asking import MakePlans, MakePlansBeside
 
 LONGER = "inputs became longer"  # the reason for another plan
 
@@ -161,7 +161,7 @@ class Taking:
             return Found(share=case.share, plans=tuple(plans[:1]))
         return self._asking.wait_for(case) or Found(share=case.share, why_none=case.why_none)
 
-    def plan_beside(self, prepare: Callable[[], MakePlans]) -> None:
+    def plan_beside(self, prepare: Callable[[], MakePlansBeside]) -> None:
         """Make plans in the background from now on, while steps run.
 
         Args:

@@ -43,6 +43,9 @@ static inline void sk__stats_take(sk_pool *pool, const sk__block *block) SK_REQU
 }
 
 static inline void sk__stats_give(sk_pool *pool, const sk__block *block) SK_REQUIRES(pool->lock) {
+    if ((int64_t)block->requested_bytes > pool->stats.largest_given_bytes) {
+        pool->stats.largest_given_bytes = (int64_t)block->requested_bytes;
+    }
     sk_pool_stats *stats = &pool->stats;
     size_t kind = sk__stat_kind(block->segment->arena);
     sk__stats_lower(stats->allocation, kind, 1);

@@ -67,7 +67,10 @@ def test_line_when_nothing_moves_then_it_says_so(caplog: pytest.LogCaptureFixtur
 
 
 def test_line_when_there_is_no_plan_then_it_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    text = told(caplog, PlanStatus(why_none="the step has no saved tensors", progress="no plan, rescue only"))
+    text = told(
+        caplog,
+        PlanStatus(why_none="the step has no saved tensors", progress="no plan, rescue only"),
+    )
     assert text == "no plan, rescue only: the step has no saved tensors"
     assert caplog.records[-1].levelno == logging.WARNING
 

@@ -77,7 +77,7 @@ def test_rescue_when_a_part_is_enough_then_the_oldest_go_first() -> None:
     assert swapper.rescue_bytes(2 * MIB) == 2 * MIB
     out, resident = State.OUT, State.RESIDENT
     assert [state_of(handle) for handle in handles] == [out, out, resident, resident]
-    assert swapper.resident_bytes() == 2 * MIB
+    assert sum(swapper.resident_sizes()) == 2 * MIB
 
 
 def test_rescue_when_some_are_clean_then_they_go_before_older_ones() -> None:

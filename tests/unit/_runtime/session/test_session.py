@@ -240,10 +240,9 @@ def test_hints_when_the_host_is_full_then_its_limit_is_named() -> None:
     assert hints[0] == (
         "the host has no room for more copies (1.00 MiB): raise host_limit, e.g. to 3MiB"
     )
-    assert hints[1].startswith("2.00 MiB of saved tensors remain on the device")
-    assert f"try at least {(ROOMY >> 20) + 1}MiB" in hints[2]
-    assert not any("of saved tensors" in hint for hint in without)
-    assert "try a larger one" in without[-1]
+    assert hints[1].startswith("a budget of at least ")
+    assert not any("of saved tensors" in hint for hint in hints)  # a fact, nothing to try
+    assert without[-1].startswith("swapkit estimate")
 
 
 @pytest.mark.parametrize("copied_by", [pickle.dumps, copy.deepcopy])

@@ -57,7 +57,9 @@ def test_plan_when_asked_for_while_it_is_made_then_waited_for_and_taken_up_as_ev
     assert made.find_plan().plans == (made.case.chosen,) != first
 
 
-def test_steps_when_a_first_plan_is_found_quickly_then_follow_it_until_the_others_are_made() -> None:
+def test_steps_when_a_first_plan_is_found_quickly_then_follow_it_until_the_others_are_made() -> (
+    None
+):
     made, gate = gated(Plans(count=2))
     gate.first = Plan(decisions=(), budget_bytes=900, policy="first")
     warm_up(made)
