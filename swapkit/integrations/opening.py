@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import inspect
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from swapkit._runtime.allocators.installation import installed_pool
 from swapkit._runtime.torch_compat.wrappers import tensors_inside
@@ -14,9 +17,7 @@ from swapkit.texts import get_logger
 from swapkit.units import format_bytes, parse_bytes, show
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import torch
+    from collections.abc import Mapping, Sequence
 
     from swapkit._runtime.session.session import Session
 
@@ -54,27 +55,79 @@ def open_session(
     """
     session = budget(limit, model, list(optimizers) or None, **options)  # type: ignore[arg-type]
     session.__enter__()
-    if model is not None:
-        _warn_of_outside(model)
+    try:
+        if model is not None:
+            _take_in(model)
+    except BaseException:
+        session.close()
+        raise
     return session
 
 
-def _warn_of_outside(model: torch.nn.Module) -> None:
-    """Warn if parameters or buffers were made before the pool was installed."""
-    outside: dict[int, int] = {}  # bytes by address
+def _take_in(model: torch.nn.Module) -> None:
+    """Copy parameters and buffers that are mapped from files into the pool; warn of other ones.
+
+    `from_pretrained` maps the files of safetensors. Training writes to the weights, so that each
+    written page takes memory in any case, where no budget counts it.
+    """
+    outside: dict[int, list[torch.Tensor]] = {}  # by the address of their storage
     whole = chain(model.parameters(), model.buffers())
     for tensor in chain.from_iterable(map(tensors_inside, whole)):
-        storage = tensor.untyped_storage()
+        address = tensor.untyped_storage().data_ptr()
         try:
-            is_ours = installed_pool(tensor.device).owns(storage.data_ptr())
+            is_ours = installed_pool(tensor.device).owns(address)
         except SessionError:  # a device without a pool
             continue
         if not is_ours:
-            outside[storage.data_ptr()] = storage.nbytes()
+            outside.setdefault(address, []).append(tensor)
+    files = find_files([address for address in outside if address])
+    mapped = {address: outside.pop(address) for address in files}
+    for tensors in mapped.values():
+        _copy_storage(tensors)
+    if mapped:
+        _log.info(
+            "%s of the %s were mapped from files (%s): copied, so that the budget counts them",
+            _format_sizes(mapped),
+            type(model).__name__,
+            ", ".join(sorted({Path(each).name for each in files.values()})),
+        )
     if outside:
         _log.warning(
-            "%s of the %s lie outside the budget: they were made before swapkit was installed. "
-            "Call swapkit.install() at the top of the program, before the model is built",
-            format_bytes(sum(outside.values())),
+            "%s of the %s lie outside the budget: they were made before swapkit was installed, or "
+            "not by torch. Call swapkit.install() at the top of the program, before the model is "
+            "built",
+            _format_sizes(outside),
             type(model).__name__,
         )
+
+
+def _copy_storage(tensors: Sequence[torch.Tensor]) -> None:
+    """Let tensors that share a storage share a copy of it."""
+    storage = tensors[0].untyped_storage()
+    # Not `storage.clone()`, which passes by the allocator of the pool.
+    copied = torch.empty(storage.nbytes(), dtype=torch.uint8, device=storage.device)
+    copied.untyped_storage().copy_(storage)
+    for tensor in tensors:
+        view = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        place = tensor.storage_offset(), tensor.size(), tensor.stride()
+        tensor.data = view.set_(copied.untyped_storage(), *place)
+
+
+def _format_sizes(tensors: Mapping[int, Sequence[torch.Tensor]]) -> str:
+    return format_bytes(sum(each[0].untyped_storage().nbytes() for each in tensors.values()))
+
+
+def find_files(addresses: Sequence[int]) -> dict[int, str]:
+    """Return the files that are mapped at addresses of this process; none where it is not known."""
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # not Linux
+        return {}
+    found = {}
+    for line in lines:
+        span, *_, inode, path = [*line.split(maxsplit=5), ""][:6]
+        if not path.startswith("/") or inode == "0":
+            continue
+        begin, end = (int(each, 16) for each in span.split("-"))
+        found.update({each: path for each in addresses if begin <= each < end})
+    return found

@@ -12,6 +12,7 @@ import torch
 
 import swapkit
 from swapkit.errors import InvalidArgument, Unsupported
+from swapkit.integrations.opening import open_session
 from tests.integrations.support import (
     QUIET,
     Outcome,
@@ -320,3 +321,22 @@ def test_model_when_built_before_the_pool_then_a_warning_names_its_bytes(
     with installed(), caplog.at_level(logging.WARNING, "swapkit"):
         trainer.train()
     assert "of the LlamaForCausalLM lie outside the budget" in caplog.text
+
+
+def test_model_when_its_weights_are_mapped_from_a_file_then_copied_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_trainer(tmp_path, []).model.save_pretrained(tmp_path / "model")
+    with installed() as installation, caplog.at_level(logging.INFO, "swapkit"):
+        trainer = make_trainer(tmp_path, [make_callback("1GiB")], max_steps=1)
+        trainer.model = type(trainer.model).from_pretrained(tmp_path / "model")
+        weights = list(trainer.model.parameters())
+        assert not installation.pool.owns(weights[0].data_ptr())
+        before = [each.detach().clone() for each in weights]
+        session = open_session("1GiB", trainer.model, [], {})
+        session.close()
+        assert all(map(torch.equal, before, weights))
+        assert all(installation.pool.owns(each.data_ptr()) for each in weights)
+        assert list(map(id, weights)) == list(map(id, trainer.model.parameters()))
+    assert "were mapped from files (model.safetensors): copied" in caplog.text
+    assert "lie outside" not in caplog.text
