@@ -72,13 +72,31 @@ class Occupancy:
         return [sum(row) for row in zip(*(self.layers[each] for each in ON_DEVICE), strict=True)]
 
 
-class _Presence(NamedTuple):
+class Presence(NamedTuple):
     """Bytes that count for a layer between two times."""
 
     layer: Layer
     start: float
     end: float
     nbytes: int
+    storage: int | None = None  # None: the workspace of an operator, or what is in no storage
+
+
+def find_peak(trace: Trace, plan: Plan, schedule: Schedule) -> list[Presence]:
+    """Return what is on the device at the instant with the most bytes in use."""
+    stays = [
+        each
+        for each in _list_stays(trace, plan, schedule)
+        if each.layer in ON_DEVICE and each.end > each.start and each.nbytes > 0
+    ]
+    changes = [(each.start, 1, each.nbytes) for each in stays]
+    changes += [(each.end, 0, -each.nbytes) for each in stays]  # first: a block may be taken again
+    most, peak_at, in_use = -1, 0.0, 0
+    for at, _, change in sorted(changes):
+        in_use += change
+        if in_use > most:
+            most, peak_at = in_use, at
+    return [each for each in stays if each.start <= peak_at < each.end]
 
 
 def measure_occupancy(
@@ -145,26 +163,26 @@ def _find_firsts(times: np.ndarray, end: float, count: int) -> np.ndarray:
     return np.flatnonzero(np.diff((times * (count / end)).astype(np.int64), prepend=-1))
 
 
-def _list_stays(trace: Trace, plan: Plan, schedule: Schedule) -> Iterator[_Presence]:
+def _list_stays(trace: Trace, plan: Plan, schedule: Schedule) -> Iterator[Presence]:
     """Yield when the bytes of each layer are there."""
     starts, ends = schedule.starts, schedule.ends
-    yield _Presence(Layer.BASE, 0.0, ends[-1], trace.base_bytes)
+    yield Presence(Layer.BASE, 0.0, ends[-1], trace.base_bytes)
     yield from _list_storages(trace, plan, schedule)
     for at, operator in enumerate(trace.operators):
-        yield _Presence(Layer.TEMPORARY, starts[at], ends[at], operator.workspace_bytes)
+        yield Presence(Layer.TEMPORARY, starts[at], ends[at], operator.workspace_bytes)
     for at, nbytes in _sum_chains(trace, plan, schedule).items():
-        yield _Presence(Layer.TEMPORARY, starts[at], ends[at], nbytes)
+        yield Presence(Layer.TEMPORARY, starts[at], ends[at], nbytes)
     tiers = {decision.storage: decision.tier for decision in plan.decisions}
     for each in schedule.transfers:
         layer = Layer.DISK if tiers[each.storage] is Tier.DISK else Layer.HOST
         nbytes = trace.storages[each.storage].nbytes
-        yield _Presence(layer, each.out_start, each.in_end, nbytes)
+        yield Presence(layer, each.out_start, each.in_end, nbytes)
     nexts = (*starts[1:], ends[-1])
     for start, end, nbytes in zip((0.0, *starts[1:]), nexts, trace.memory(), strict=True):
-        yield _Presence(Layer.PLAIN, start, end, nbytes)
+        yield Presence(Layer.PLAIN, start, end, nbytes)
 
 
-def _list_storages(trace: Trace, plan: Plan, schedule: Schedule) -> Iterator[_Presence]:
+def _list_storages(trace: Trace, plan: Plan, schedule: Schedule) -> Iterator[Presence]:
     """Yield when each storage is on the device: once, or before and after its gap."""
     gaps = _find_gaps(trace, plan, schedule)
     for number, storage in enumerate(trace.storages):
@@ -176,8 +194,8 @@ def _list_storages(trace: Trace, plan: Plan, schedule: Schedule) -> Iterator[_Pr
         goes, comes = gaps.get(number, (end, end))
         if goes >= comes:  # it never goes, or is back before it is gone
             goes = comes = end
-        yield _Presence(layer, start, goes, storage.nbytes)
-        yield _Presence(layer, comes, end, storage.nbytes)
+        yield Presence(layer, start, goes, storage.nbytes, number)
+        yield Presence(layer, comes, end, storage.nbytes, number)
 
 
 def _layer_of(storage: Storage) -> Layer:

@@ -122,7 +122,7 @@ def describe(status: PlanStatus, budget_bytes: int) -> str:
     if prediction is not None:
         plain_seconds = trace.seconds * status.pace
         if plain_seconds > 0:  # a step may be too short for the clock
-            parts.append(f"{prediction.step_seconds / plain_seconds - 1:+.1%} step time")
+            parts.append(f"{prediction.step_seconds / plain_seconds - 1:+.1%} step time predicted")
         used_bytes = prediction.reserved_bytes or prediction.peak_bytes
         parts.append(f"{format_bytes(used_bytes)} of {format_bytes(budget_bytes)}")
     return ", ".join(parts)

@@ -7,6 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from swapkit.ir.plans import Action, Tier
+from swapkit.ir.traces import BEFORE
 from swapkit.reporting.machines import format_seconds
 from swapkit.reporting.plans import OUTSIDE, SiteReport, format_totals, group_sites
 from swapkit.units import format_bytes
@@ -138,6 +139,18 @@ def render_decisions(rows: Sequence[DecisionRow]) -> str:
         f'<table id="decisions"><thead><tr>{heads}</tr></thead>\n<tbody>\n{body}\n</tbody></table>'
         "</div>"
         '<p class="note print">Printed: the first 60 rows.</p>'
+    )
+
+
+def count_rows(trace: Trace, rows: Sequence[DecisionRow]) -> str:
+    """Return a sentence on the saved storages that have no row; empty: all have one."""
+    saved = sum(each.is_saved and each.birth != BEFORE for each in trace.storages)
+    left = saved - len(rows)
+    if left <= 0:
+        return ""
+    return (
+        f"Autograd saves {saved:,} storages in this step, {len(rows):,} of which a plan can move: "
+        f"these have a row. The other {left:,} stay on the device."
     )
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # The palette of Okabe and Ito, which people with colour blindness tell apart.
 BLUE, SKY, GREEN, YELLOW = "#0072b2", "#56b4e9", "#009e73", "#f0e442"
-ORANGE, RED, PURPLE, GREY = "#e69f00", "#d55e00", "#cc79a7", "#999999"
+ORANGE, RED, PURPLE, GREY = "#e69f00", "#cf1020", "#cc79a7", "#999999"
 INK = "#1f2933"
 # Tags of lines and marks that page.js draws lighter in the dark, and their colours for legends.
 TAG_INK, TAG_BLUE = "ink", "blue"

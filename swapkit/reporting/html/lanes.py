@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from swapkit.ir.plans import Schedule
     from swapkit.ir.traces import Trace
 
+LEAST_NAMED = 0.03  # share of a step: a part of the model that computes for so long has its name
 MOST_COLUMNS = 1500  # that a step is drawn with; narrower blocks are joined
 
 
@@ -46,6 +47,14 @@ class WorkBlock:
     kind: str
     label: str
     detail: str
+
+
+class ModuleSpan(NamedTuple):
+    """Neighbouring operators of one part of the model, in the lane of computing."""
+
+    name: str  # such as "layers.3"
+    start: float  # seconds from the start of the step
+    end: float
 
 
 class _Work(NamedTuple):
@@ -83,6 +92,30 @@ def list_blocks(trace: Trace, schedule: Schedule) -> list[WorkBlock]:
     return [
         _describe(lane, group) for lane, works in lanes.items() for group in _join(works, least)
     ]
+
+
+def list_spans(trace: Trace, schedule: Schedule) -> Iterator[ModuleSpan]:
+    """Yield the parts of the model that compute for long enough to be named in a figure."""
+    least = schedule.ends[-1] * LEAST_NAMED
+    current: ModuleSpan | None = None
+    for number, operator in enumerate(trace.operators):
+        name = _name_part(operator.module)
+        end = schedule.ends[number]
+        if current is not None and current.name == name:
+            current = current._replace(end=end)
+            continue
+        if current is not None and current.name and current.end - current.start >= least:
+            yield current
+        current = ModuleSpan(name, schedule.starts[number], end)
+    if current is not None and current.name and current.end - current.start >= least:
+        yield current
+
+
+def _name_part(module: str) -> str:
+    """Return a module's path up to its first number: alike blocks have one."""
+    parts = module.split(".")
+    first = next((at for at, part in enumerate(parts) if part.isdecimal()), 0)
+    return ".".join(parts[: first + 1])
 
 
 def _site(trace: Trace, number: int) -> tuple[str, int]:

@@ -7,7 +7,7 @@ from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from swapkit.reporting.html.decisions import list_rows, render_decisions
+from swapkit.reporting.html.decisions import count_rows, list_rows, render_decisions
 from swapkit.reporting.html.drawing import require_bokeh
 from swapkit.reporting.html.run_figures import draw_budgets, draw_run
 from swapkit.reporting.html.step_figures import draw_step
@@ -67,7 +67,22 @@ def _render_step(record: RunRecord, view: StepView | None, plots: list[Plot]) ->
         )
     else:
         intro = f"The recorded step without a plan, because {view.why_not_planned}."
-    return _section("step", "One step", f"<p>{escape(intro)}</p>", *map(_render_plot, made))
+    figures = [_render_plot(each) for each in made]
+    return _section("step", "One step", f"<p>{escape(intro)}</p>", *figures, _render_peak(view))
+
+
+def _render_peak(view: StepView) -> str:
+    rows = "".join(
+        f'<tr><th scope="row">{escape(each.name)}</th>'
+        f"<td>{format_bytes(each.nbytes)}</td><td>{each.count:,}</td></tr>"
+        for each in view.peak_holders
+    )
+    return (
+        "<h3>Who holds the peak</h3><p>The largest holders at the instant with the most memory in "
+        'use, as simulated.</p><table id="peak"><thead><tr><th scope="col">what</th>'
+        '<th scope="col">size</th><th scope="col">storages</th></tr></thead>'
+        f"<tbody>{rows}</tbody></table>"
+    )
 
 
 def _render_decisions(record: RunRecord, view: StepView | None) -> str:
@@ -82,7 +97,9 @@ def _render_decisions(record: RunRecord, view: StepView | None) -> str:
         "<p>Each storage that autograd saves and that a plan may move. Search for a module, or "
         "sort by a column to find what costs most.</p>"
     )
-    return _section("plan", title, intro, render_decisions(rows))
+    left = count_rows(record.trace, rows)
+    note = f'<p class="note">{escape(left)}</p>' if left else ""
+    return _section("plan", title, intro, note, render_decisions(rows))
 
 
 def _render_budgets(record: RunRecord, plots: list[Plot]) -> str:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from bokeh.plotting import figure
 
     from swapkit.reporting.html.drawing import Unit
-    from swapkit.reporting.html.lanes import WorkBlock
+    from swapkit.reporting.html.lanes import ModuleSpan, WorkBlock
     from swapkit.reporting.html.views import StepView
 
 _LAYERS = {
@@ -222,6 +222,7 @@ def _draw_lanes(view: StepView, x_range: object, time: Unit) -> Plot:
                        x_range=x_range, y_range=y_range)  # fmt: skip
     made.ygrid.grid_line_color = None
     _draw_blocks(made, view.blocks, time)
+    _draw_names(made, view.spans, time)
     spent: dict[str, float] = {}
     for each in view.blocks:
         spent[each.kind] = spent.get(each.kind, 0.0) + each.end - each.start
@@ -265,4 +266,17 @@ def _draw_blocks(made: figure, blocks: Sequence[WorkBlock], time: Unit) -> None:
     ]
     made.add_tools(
         HoverTool(renderers=[bars], tooltips=rows, point_policy="follow_mouse", visible=False)
+    )
+
+
+def _draw_names(made: figure, spans: Sequence[ModuleSpan], time: Unit) -> None:
+    """Write the names of the parts of the model into the lane of computing."""
+    made.text(
+        x=time.scale([(each.start + each.end) / 2 for each in spans]),
+        y=[Lane.COMPUTE.value] * len(spans),
+        text=[each.name for each in spans],
+        text_align="center",
+        text_baseline="middle",
+        text_font_size="10px",
+        text_color="#ffffff",
     )

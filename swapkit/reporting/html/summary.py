@@ -12,6 +12,7 @@ from swapkit.units import format_bytes
 if TYPE_CHECKING:
     from swapkit.reporting.run_records import RunRecord
 
+FAR = 0.1  # share of a predicted time: a warning if the measured time differs by more
 _STAGES = {"warmup": "in its warm-up", "search": "trying plans", "stable": "settled"}
 
 
@@ -48,7 +49,8 @@ def render_summary(record: RunRecord) -> str:
         for name, value, more in facts
     )
     return (
-        f'<section id="summary"><p class="lead">{escape(_tell_plan(record))}</p>'
+        f'<section id="summary">{_tell_measured(record)}'
+        f'<p class="lead">{escape(_tell_plan(record))}</p>'
         f"{_render_bar(share, stats.peak_bytes, stats.budget_bytes)}"
         f'<dl class="facts">{cards}</dl>'
         f'<p class="made">{escape(_tell_software(record))}</p></section>'
@@ -61,6 +63,23 @@ def _render_bar(share: float, peak_bytes: int, budget_bytes: int) -> str:
         f'<div class="bar" role="img" aria-label="{escape(text)}">'
         f'<div style="width:{min(100.0, 100 * share):.1f}%"></div></div>'
     )
+
+
+def _tell_measured(record: RunRecord) -> str:
+    """Return the measured step beside the predicted one, as a warning if they are far apart."""
+    stats = record.stats
+    measured, predicted = stats.step_seconds, stats.predicted_step_seconds
+    if measured is None:
+        return ""
+    text = f"Measured: {format_seconds(measured)} a step"
+    is_far = False
+    if predicted:
+        error = measured / predicted - 1
+        is_far = abs(error) > FAR
+        text += f", {error:+.1%} from the prediction of {format_seconds(predicted)}"
+    kind = "warning" if is_far else "lead"
+    more = ": times below that are predicted are as far off" if is_far else ""
+    return f'<p class="{kind}">{escape(f"{text}{more}.")}</p>'
 
 
 def _tell_plan(record: RunRecord) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -9,8 +10,10 @@ from swapkit.errors import SwapkitError
 from swapkit.ir.machines import Machine
 from swapkit.ir.plans import Plan
 from swapkit.planning.reasons import explain_decisions
-from swapkit.reporting.html.lanes import list_blocks
-from swapkit.simulation.occupancy import measure_occupancy
+from swapkit.reporting.html.lanes import list_blocks, list_spans
+from swapkit.reporting.plans import OUTSIDE
+from swapkit.reporting.text import Holder
+from swapkit.simulation.occupancy import Layer, find_peak, measure_occupancy
 from swapkit.simulation.timeline import simulate
 
 if TYPE_CHECKING:
@@ -18,12 +21,14 @@ if TYPE_CHECKING:
 
     from swapkit.ir.plans import Schedule
     from swapkit.ir.runs import StepRecord
+    from swapkit.ir.traces import Trace
     from swapkit.planning.reasons import Reason
-    from swapkit.reporting.html.lanes import WorkBlock
+    from swapkit.reporting.html.lanes import ModuleSpan, WorkBlock
     from swapkit.reporting.run_records import RunRecord
-    from swapkit.simulation.occupancy import Occupancy
+    from swapkit.simulation.occupancy import Occupancy, Presence
 
 MOST_ROWS = 2500  # of memory over a step
+MOST_HOLDERS = 10  # of the peak
 MOST_STEPS = 1500  # that the figures of a run show
 _NO_PLAN = Plan(decisions=(), budget_bytes=1 << 60)
 _NO_LIMIT = Machine(budget_bytes=1 << 60, out_bytes_per_second=1e9, in_bytes_per_second=1e9)
@@ -39,6 +44,8 @@ class StepView:
     occupancy: Occupancy
     blocks: tuple[WorkBlock, ...]
     reasons: tuple[Reason, ...]
+    spans: tuple[ModuleSpan, ...]  # of computing
+    peak_holders: tuple[Holder, ...]  # of memory, the largest ones
     operators: int
     why_not_planned: str  # why the plan is not followed; empty: it is
 
@@ -69,9 +76,34 @@ def view_step(record: RunRecord) -> StepView | None:
         occupancy=measure_occupancy(trace, plan, schedule, most_rows=MOST_ROWS),
         blocks=tuple(list_blocks(trace, schedule)),
         reasons=reasons,
+        spans=tuple(list_spans(trace, schedule)),
+        peak_holders=tuple(_list_peak(trace, plan, schedule)),
         operators=len(trace.operators),
         why_not_planned=why,
     )
+
+
+def _list_peak(trace: Trace, plan: Plan, schedule: Schedule) -> list[Holder]:
+    """Return the largest holders of memory when the most is in use."""
+    totals: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for stay in find_peak(trace, plan, schedule):
+        total = totals[_name_stay(trace, stay)]
+        total[0] += stay.nbytes
+        total[1] += 1
+    holders = [Holder(name, nbytes, count) for name, (nbytes, count) in totals.items()]
+    return sorted(holders, key=lambda each: (-each.nbytes, each.name))[:MOST_HOLDERS]
+
+
+def _name_stay(trace: Trace, stay: Presence) -> str:
+    if stay.storage is None or stay.layer not in {Layer.SAVED, Layer.TEMPORARY, Layer.INPUT}:
+        return stay.layer.value
+    storage = trace.storages[stay.storage]
+    if storage.is_saved:
+        return f"{storage.module or OUTSIDE}#{storage.index}"
+    if storage.birth < 0:
+        return f"{stay.layer.value}, made before the step"
+    maker = trace.operators[storage.birth]
+    return f"{stay.layer.value}: {maker.name} in {maker.module or OUTSIDE}"
 
 
 def _find_plan(record: RunRecord) -> tuple[Plan, str]:

@@ -45,7 +45,7 @@ def test_line_when_a_plan_settles_then_it_says_what_moves_and_what_it_costs(
 ) -> None:
     assert told(caplog, STATUS) == (
         "plan settled at step 7: 1 of 3 storages swapped, 1 of 3 storages recomputed, "
-        "+25.0% step time, 13.00 MiB of 16.00 MiB"
+        "+25.0% step time predicted, 13.00 MiB of 16.00 MiB"
     )
 
 

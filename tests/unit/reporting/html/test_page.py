@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from swapkit.reporting.html.decisions import count_rows, list_rows
 from swapkit.reporting.html.page import render_page
+from swapkit.reporting.html.views import view_step
 from tests.support.run_records import make_large, make_record, rename
 
 if TYPE_CHECKING:
@@ -143,3 +145,31 @@ def test_page_when_the_run_is_large_then_small_enough_and_it_says_what_is_left_o
     assert "The session keeps its latest 10,000 steps." in text
     assert "Memory changes at" in text
     assert "are drawn as one block" in text
+
+
+@pytest.mark.parametrize(("factor", "kind"), [(1.05, "lead"), (1.32, "warning"), (0.8, "warning")])
+def test_page_when_read_then_the_measured_step_comes_first_and_warns_if_it_is_far_off(
+    factor: float, kind: str
+) -> None:
+    predicted = RECORD.stats.predicted_step_seconds
+    assert predicted is not None
+    stats = replace(RECORD.stats, step_seconds=factor * predicted)
+    text = render_page(replace(RECORD, stats=stats))
+    summary = text[text.index('<section id="summary">') :]
+    first = re.match(r'<section id="summary"><p class="(\w+)">Measured: [^,]+, (\S+) from', summary)
+    assert first is not None
+    assert first.groups() == (kind, f"{factor - 1:+.1%}")
+
+
+def test_page_when_read_then_it_says_who_holds_the_peak_and_which_storages_have_no_row() -> None:
+    text = render_page(RECORD)
+    assert text.index("Who holds the peak") < text.index('<table id="peak">')
+    assert RECORD.trace is not None
+    view = view_step(RECORD)
+    assert view is not None
+    rows = list_rows(RECORD.trace, view.reasons, RECORD.pace)
+    assert count_rows(RECORD.trace, rows) == ""  # all have one
+    assert count_rows(RECORD.trace, rows[2:]) == (
+        f"Autograd saves {len(rows)} storages in this step, {len(rows) - 2} of which a plan can "
+        "move: these have a row. The other 2 stay on the device."
+    )

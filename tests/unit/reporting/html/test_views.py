@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import replace
 
 import pytest
 
-from swapkit.reporting.html.views import view_run, view_step, why_no_plan
-from swapkit.simulation.occupancy import Layer
+from swapkit.reporting.html.views import MOST_HOLDERS, view_run, view_step, why_no_plan
+from swapkit.simulation.occupancy import Layer, find_peak, measure_occupancy
+from swapkit.simulation.timeline import simulate
 from tests.support.run_records import make_record, make_steps
 
 RECORD = make_record()
@@ -73,3 +75,27 @@ def test_steps_when_there_are_many_then_few_points_that_keep_peaks_and_sums() ->
     assert max(each.peak_bytes for each in points) == 1 << 31
     assert [each.first for each in view_run(steps[:3])] == [1, 2, 3]
     assert view_run([]) == []
+
+
+def test_peak_when_its_holders_are_listed_then_at_most_ten_the_largest_first() -> None:
+    view = view_step(RECORD)
+    assert view is not None
+    sizes = [each.nbytes for each in view.peak_holders]
+    assert sizes == sorted(sizes, reverse=True)
+    assert 0 < len(sizes) <= MOST_HOLDERS
+    assert RECORD.trace is not None
+    assert RECORD.plan is not None
+    assert RECORD.machine is not None
+    machine = replace(RECORD.machine, budget_bytes=RECORD.plan.budget_bytes)
+    schedule = simulate(RECORD.trace, RECORD.plan, machine)
+    there = find_peak(RECORD.trace, RECORD.plan, schedule)
+    in_use = measure_occupancy(RECORD.trace, RECORD.plan, schedule).in_use()
+    assert sum(each.nbytes for each in there) == max(in_use)
+
+
+def test_parts_when_named_in_the_lane_then_by_their_path_up_to_its_number() -> None:
+    view = view_step(RECORD)
+    assert view is not None
+    assert view.spans
+    assert all(re.fullmatch(r"[a-z_.]+(\.\d+)?", each.name) for each in view.spans)
+    assert all(one.end <= other.start for one, other in itertools.pairwise(view.spans))
