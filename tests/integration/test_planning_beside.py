@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import subprocess
 import sys
@@ -20,7 +21,7 @@ import swapkit.testing
 from swapkit._runtime.control import plan_maker as plan_making
 from swapkit._runtime.recording.recorder import Recorder
 from swapkit.errors import SessionError
-from swapkit.planning import planner
+from swapkit.planning import placed, planner
 from swapkit.planning.beside import THREAD_NAME, GivenUp, at_once, go_on
 from tests.support.sessions import Plain, Training, make_training, train_plainly
 
@@ -51,8 +52,15 @@ class Gate:
     is_open: bool = False
     error: BaseException | None = None
     threads: list[threading.Thread] = field(default_factory=list)
+    has_first: bool = False  # whether it finds a first plan quickly
+    has_found: threading.Event = field(default_factory=threading.Event)
 
-    def __call__(self, trace: Trace, **options: Any) -> tuple[Plan, ...]:
+    def __call__(self, trace: Trace, *, is_quick: bool = False, **options: Any) -> tuple[Plan, ...]:
+        if is_quick and not self.has_first:
+            return ()
+        if is_quick:
+            return placed.make_placed_plans(trace, is_quick=True, **options)
+        self.has_found.set()
         self.threads.append(threading.current_thread())
         try:
             while not self.is_open:
@@ -121,7 +129,7 @@ def test_plan_when_saved_while_it_is_made_then_waited_for_and_followed_later(
 ) -> None:
     training, path = make_training(), tmp_path / "plan.json"
     with open_session(plain, training) as session:
-        with pytest.raises(SessionError, match=r"there is no plan to save: .*warmup"):
+        with pytest.raises(SessionError, match="there is no plan to save: recording"):
             session.save_plan(path)
         assert take_steps(session, training, 2) == ["warmup"] * 2
         threading.Timer(0.3, gate.open).start()
@@ -148,6 +156,35 @@ def test_steps_when_the_plan_takes_long_then_they_go_on_under_rescue_and_take_it
         assert session.stats.peak_bytes <= session.limit_bytes
     assert threading.current_thread() not in gate.threads
     assert training.outcome() == plain.outcome
+
+
+def test_steps_when_a_first_plan_is_there_then_they_follow_it_to_the_same_bits(
+    plain: Plain, gate: Gate, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate.has_first = True
+    training = make_training()
+    with (
+        caplog.at_level(logging.INFO, logger="swapkit"),
+        open_session(plain, training, search_steps=1) as session,
+    ):
+        assert take_steps(session, training, 2) == ["warmup"] * 2
+        assert gate.has_found.wait(PATIENCE_SECONDS)
+        assert take_steps(session, training, 4) == ["search"] * 4
+        assert session.plan is None
+        assert "following a first plan since step 3" in session.explain()
+        assert "search: following a first plan since step 3" in repr(session)
+        gate.open()
+        assert take_steps(session, training, STEPS - 6) == ["stable"] * (STEPS - 6)
+        assert session.stats.peak_bytes <= session.limit_bytes
+    assert training.outcome() == plain.outcome
+    assert session.explain().count("plan settled at step 7") == 1
+    lines = [each.partition(":")[0].partition(" (")[0] for each in caplog.messages]
+    assert lines[-4:] == [
+        "recording",
+        "planning since step 2",
+        "following a first plan since step 3, searching for better ones",
+        "plan settled at step 7",
+    ]
 
 
 def test_steps_when_programs_count_them_then_the_plan_is_waited_for_where_they_say_so(

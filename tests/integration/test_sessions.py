@@ -282,6 +282,6 @@ def test_plan_when_there_is_none_yet_then_it_cannot_be_saved(tmp_path: Any) -> N
     training = make_training()
     with (
         swapkit.budget("1GiB", training.model, training.optimizer) as session,
-        pytest.raises(SessionError, match="warmup"),
+        pytest.raises(SessionError, match="recording"),
     ):
         session.save_plan(tmp_path / "plan.json")
