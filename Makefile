@@ -17,6 +17,8 @@
 #   make npu      tests of the real torch_npu on a simulated Ascend NPU, in .venv-npu: tests/npu/README.md
 #   make integrations  tests of swapkit/integrations/ with the oldest and the newest versions of each
 #                 framework, in .venv-oldest and .venv-newest
+#   make newest   the quick tests with the newest release of every dependency, torch included, in
+#                 .venv-newest-all (NEWEST_PYTHON=python3.13 for another interpreter)
 #   make setup    what the others do first: .venv, dependencies, native core
 #   make clean    remove everything that was built, and every .venv
 
@@ -45,6 +47,9 @@ READY_NPU := $(NPU_VENV)/.ready
 
 # Of `make integrations`: the lists of tests/integrations/, and the packages of constraints.txt there.
 INTEGRATIONS ?= oldest newest
+# Of `make newest`.
+NEWEST_VENV := .venv-newest-all
+NEWEST_PYTHON ?= $(PYTHON)
 empty :=
 COMMON = $(subst $(empty) ,|,$(strip $(shell sed '/^\#/d' tests/integrations/common.txt)))
 
@@ -91,7 +96,7 @@ MAKEFLAGS += --no-print-directory
 
 .PHONY: setup demo test test-fast test-slow check check-quick check-python check-style \
 	check-c check-sanitisers check-shim format docs docs-links bench gpu virtual npu integrations \
-	clean
+	newest clean
 
 setup: $(READY)
 	@:
@@ -219,7 +224,19 @@ integrations: setup $(INTEGRATIONS:%=.venv-%/.ready)
 	@for list in $(INTEGRATIONS); do echo "integrations: $$list"; .venv-$$list/bin/python -m pytest \
 		-q -rfEs -n $(WORKERS) --maxprocesses=8 --dist=loadscope tests/integrations $(ARGS) || exit 1; done
 
+# Upgraded each time. The native core is the one of .venv, which any later Python loads.
+newest: setup
+	@test -x $(NEWEST_VENV)/bin/pip || $(NEWEST_PYTHON) -m venv --clear $(NEWEST_VENV)
+	@$(BIN)/python -c 'import pathlib, tomllib; project = tomllib.loads(pathlib.Path("pyproject.toml") \
+		.read_text())["project"]; print(*project["dependencies"], *project["optional-dependencies"]["dev"], \
+		sep="\n")' >$(NEWEST_VENV)/requirements.txt
+	@$(NEWEST_VENV)/bin/python -m pip install -qq --upgrade --upgrade-strategy eager \
+		-r $(NEWEST_VENV)/requirements.txt
+	@$(NEWEST_VENV)/bin/python -m pip list 2>/dev/null | grep -E '^(torch|numpy|highspy|cffi|click) '
+	@$(NEWEST_VENV)/bin/python -m pytest -q -n $(WORKERS) --maxprocesses=8 --dist=loadscope --fast $(FAST) $(ARGS)
+
 clean:
 	@rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	@find swapkit tests tools benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
-	@rm -rf $(NATIVE)/_lib*.so $(NATIVE)/libswapkit.so $(VENV) $(NPU_VENV) .venv-oldest .venv-newest
+	@rm -rf $(NATIVE)/_lib*.so $(NATIVE)/libswapkit.so $(VENV) $(NPU_VENV) .venv-oldest .venv-newest \
+		$(NEWEST_VENV)

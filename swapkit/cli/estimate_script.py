@@ -10,7 +10,7 @@ import click
 
 from swapkit.api.path_arguments import read_argument
 from swapkit.cli.base import AUTO, DONE, check_budget, machine_option, script_command
-from swapkit.cli.output import waiting
+from swapkit.cli.output import take_stdout, waiting
 from swapkit.cli.run import Refused, own_device, own_rank
 from swapkit.cli.script import Ended, Script
 from swapkit.cli.torch_import import when_torch_is_imported
@@ -19,10 +19,12 @@ from swapkit.ir.codec import read_machine, read_trace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import TextIO
 
     from swapkit._runtime.session.session import Session
     from swapkit.cli.script_budget import ScriptBudget
     from swapkit.ir.traces import Trace
+    from swapkit.reporting.estimates import Estimate
 
 _TRACE_SUFFIX = ".json"
 
@@ -61,7 +63,8 @@ def estimate(
     swapkit estimate step.json
 
     The script runs until a few of its steps are recorded, within the memory that is free, and then
-    ends: the steps do train. A TRACE is a recorded step, as `swapkit plan` takes it.
+    ends: the steps do train. With --json, what the script prints goes to stderr. A TRACE is a
+    recorded step, as `swapkit plan` takes it.
     """  # noqa: D301 - the mark of click, for lines that stay as they are
     if not program:
         raise click.UsageError("expected a script, -m and a module, or the file of a trace")
@@ -69,16 +72,20 @@ def estimate(
         check_budget(budget)
     if machine_file is not None:
         read_argument("--machine", machine_file, read_machine, "a file of `swapkit machine --json`")
+    stdout: TextIO | None = None
     if not is_module and Path(program[0]).suffix == _TRACE_SUFFIX:
         trace = _read_trace(program)
     else:
+        stdout = take_stdout() if as_json else None
         script = Script(name=program[0], is_module=is_module, arguments=program[1:])
         recorded = _Recording(device).run(script)
         if isinstance(recorded, int):
             return recorded
         trace = recorded
     if own_rank() == 0:
-        _show(trace, budgets, machine_file, as_json=as_json)
+        found = _estimate(trace, budgets, machine_file)
+        text = json.dumps(found.to_dict(), indent=2) if as_json else str(found)
+        click.echo(text, file=stdout)
     return DONE
 
 
@@ -88,12 +95,11 @@ def _read_trace(program: Sequence[str]) -> Trace:
     return read_trace(program[0])
 
 
-def _show(trace: Trace, budgets: Sequence[str], machine_file: str | None, *, as_json: bool) -> None:
+def _estimate(trace: Trace, budgets: Sequence[str], machine_file: str | None) -> Estimate:
     from swapkit.api.estimation import estimate_trace
 
     with waiting("planning for several budgets"):
-        found = estimate_trace(trace, budgets, machine_file)
-    click.echo(json.dumps(found.to_dict(), indent=2) if as_json else str(found))
+        return estimate_trace(trace, budgets, machine_file)
 
 
 class _Recording:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
@@ -12,6 +13,18 @@ from swapkit.reporting.text import format_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+
+def take_stdout() -> TextIO:
+    """Return stdout for the command alone.
+
+    From now on all else that the process and its children print to stdout goes to stderr.
+    """
+    sys.stdout.flush()
+    stdout, stderr = 1, 2  # the descriptors: libraries in C print there
+    own = os.dup(stdout)
+    os.dup2(stderr, stdout)
+    return open(own, "w", encoding="utf-8")
 
 
 def show_table(

@@ -132,13 +132,20 @@ class Assembly:
         return np.arange(first, first + count, dtype=np.int32)
 
 
+class _SilentHighs(highspy.Highs):
+    """HiGHS without output: since 1.16 the constructor prints a banner when it enables callbacks."""
+
+    def enableCallbacks(self) -> None:  # noqa: N802 - HiGHS names it so
+        self.setOptionValue("output_flag", False)  # noqa: FBT003 - HiGHS takes it so
+        super().enableCallbacks()  # type: ignore[no-untyped-call]
+
+
 class Solver:
     """One linear program in HiGHS. Each solve starts from the basis of the last one."""
 
     def __init__(self, linear: Linear, basis: tuple[Indexes, Indexes]) -> None:
         """Start with a basis of the columns basis[0] and all rows except basis[1]."""
-        self._highs = highspy.Highs()  # type: ignore[no-untyped-call]
-        self._highs.setOptionValue("output_flag", False)  # noqa: FBT003 - HiGHS takes it so
+        self._highs = _SilentHighs()  # type: ignore[no-untyped-call]
         self._highs.setOptionValue("presolve", "off")  # presolve would discard the basis
         self._highs.setOptionValue("threads", 1)
         self._highs.passModel(linear.to_highs())
@@ -210,8 +217,7 @@ def solve_integral(
     kinds[columns] = highspy.HighsVarType.kInteger
     model.integrality_ = kinds.tolist()
     model.offset_ = offset
-    highs = highspy.Highs()  # type: ignore[no-untyped-call]
-    highs.setOptionValue("output_flag", False)  # noqa: FBT003 - HiGHS takes it so
+    highs = _SilentHighs()  # type: ignore[no-untyped-call]
     highs.setOptionValue("threads", 1)
     highs.setOptionValue("mip_rel_gap", gap)
     highs.setOptionValue("time_limit", time_limit_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import highspy
@@ -12,7 +13,7 @@ import pytest
 from swapkit.ir.machines import Machine
 from swapkit.planning.bounds.bound import Program, lower_bound
 from swapkit.planning.bounds.closed_form import closed_form_bound
-from swapkit.planning.bounds.linear import Solver
+from swapkit.planning.bounds.linear import Linear, Solver, solve_integral
 from swapkit.simulation.problems import Problem
 from swapkit.simulation.running import Moments
 from swapkit.simulation.timeline import KEEP, RECOMPUTE, SWAP, run
@@ -346,3 +347,30 @@ def test_program_when_the_solver_gives_up_twice_then_it_is_solved_from_other_num
     assert found is not None
     assert expected is not None
     assert found.seconds == pytest.approx(expected.seconds)
+
+
+def test_solvers_when_highs_prints_as_it_enables_callbacks_then_silence(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def enable(self: highspy.Highs) -> None:  # as release 1.16, in its constructor
+        if self.getOptionValue("output_flag")[1]:
+            sys.stdout.write("Running HiGHS")
+
+    monkeypatch.setattr(highspy.Highs, "enableCallbacks", enable)
+    one, none = np.ones(1), np.empty(0, np.int32)
+    linear = Linear(
+        costs=one,
+        lowers=one,
+        uppers=2 * one,
+        row_lowers=np.empty(0),
+        row_uppers=np.empty(0),
+        rows=none,
+        columns=none,
+        values=np.empty(0),
+    )
+    assert Solver(linear, (none, none)).solve() is not None
+    found = solve_integral(
+        linear, np.zeros(1, np.int32), offset=0.0, gap=0.0, time_limit_s=math.inf
+    )
+    assert found.values == pytest.approx([1.0])
+    assert capfd.readouterr().out == ""
