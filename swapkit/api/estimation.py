@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,12 +22,13 @@ from swapkit._runtime.model.model_parts import gather_parts
 from swapkit._runtime.optimizer.wrapped import list_optimizers
 from swapkit._runtime.recording.training_state import TrainingState
 from swapkit._runtime.saved.device import CPU
+from swapkit.api.budgets import budget as open_session
 from swapkit.api.planning import find_machine
 from swapkit.api.recording import check_step, find_place, find_setting, record_with
 from swapkit.errors import InvalidArgument
 from swapkit.planning.estimates import Batches, find_need, find_smallest, find_times
 from swapkit.reporting.estimates import Estimate, LargestBatch
-from swapkit.units import MIB, parse_bytes, show
+from swapkit.units import MIB, parse_bytes, round_up, show
 
 if TYPE_CHECKING:
     import os
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from swapkit._runtime.recording.tables.roofline import Hardware
     from swapkit.ir.machines import Machine
     from swapkit.ir.traces import Trace
+    from swapkit.planning.estimates import MemoryNeed
 
     Amount: TypeAlias = int | float | str
 
@@ -45,6 +48,10 @@ if TYPE_CHECKING:
 GRANULE_BYTES = {"cpu": 4096}
 ACCELERATOR_GRANULE_BYTES = 2 * MIB
 COUNT = 2  # of the batch sizes
+# Steps tried in the smallest budget: so many in the same one, but not more in all.
+TRIALS, MOST_TRIALS = 3, 8
+# Granules that a budget needs beyond the tried one: in a new process, gaps lie elsewhere.
+GAPS = 8
 _SIZES = "two batch sizes, such as batch_sizes=(8, 16)"
 
 
@@ -62,11 +69,12 @@ def estimate(  # noqa: PLR0913 - keyword arguments of the main interface
     """Estimate how small a budget a training step needs, and how long it takes with less memory.
 
     The step runs twice without a budget, the second time recorded: the first run makes the states
-    of the optimizer. With `batch_sizes` it runs twice for each size. Afterwards the model is as
-    before, bit for bit: parameters, gradients, buffers, training mode, states and options of the
-    optimizer, and the global random generators of torch, Python and numpy. All other effects of
-    `step` stay: the position of a data loader, a learning rate scheduler, files and logs. So let it
-    train on one fixed batch.
+    of the optimizer. With `batch_sizes` it runs twice for each size. Then it runs three to eight
+    times in a session with the smallest budget, which grows wherever a request would fail.
+    Afterwards the model is as before, bit for bit: parameters, gradients, buffers, training mode,
+    states and options of the optimizer, and the global random generators of torch, Python and
+    numpy. All other effects of `step` stay: the position of a data loader, a learning rate
+    scheduler, files and logs. So let it train on one fixed batch.
 
     Without a budget the step needs `plain_bytes`. For a step that does not fit the device, record
     two smaller batch sizes, or a model on the `meta` device, which needs neither memory nor time.
@@ -132,19 +140,106 @@ def estimate(  # noqa: PLR0913 - keyword arguments of the main interface
         try:
             steps = [step] if sizes is None else [partial(step, size) for size in sizes]
             traces = [_record(each, setting) for each in steps]
+            _check_growth(sizes, traces)
+            granule_bytes = _granule_bytes(installation, traces[-1])
+            budgets = [_parse_budget(each, traces[-1], installation) for each in asked]
+            found = None
+            if machine is not None or not is_modelled:
+                found = find_machine(machine, traces[-1], traces[-1].peak_bytes)
+            need = find_need(traces[-1], found, granule_bytes)
+            tried_bytes = 0
+            if not is_modelled:
+                tried_bytes = _try_steps(steps[-1], whole, optimizers, traces[-1])
         finally:
             state.restore()
-        _check_growth(sizes, traces)
-        granule_bytes = _granule_bytes(installation, traces[-1])
-        budgets = [_parse_budget(each, traces[-1], installation) for each in asked]
-        found = None
-        if machine is not None or not is_modelled:
-            found = find_machine(machine, traces[-1], traces[-1].peak_bytes)
-    return _conclude(traces, sizes, found, sorted(set(budgets)), granule_bytes)
+    return _conclude(traces, sizes, found, sorted(set(budgets)), need, tried_bytes)
+
+
+def _try_steps(
+    step: Callable[[], object],
+    model: torch.nn.Module | None,
+    optimizers: Sequence[torch.optim.Optimizer],
+    trace: Trace,
+) -> int:
+    """Return a budget in which a new session trains with the step."""
+    trial = Trial(trace)
+    with contextlib.ExitStack() as session:
+
+        def begin(limit_bytes: int) -> None:
+            session.enter_context(
+                open_session(
+                    limit_bytes,
+                    model,
+                    optimizers,
+                    device=trace.device,
+                    profile_steps=trial.profile_steps,
+                )
+            )
+
+        with trial.begin(begin):
+            step()
+            while not trial.is_over():
+                step()
+    return trial.figures()["tried_bytes"]
+
+
+class Trial:
+    """The first steps of a session in the smallest budget, which grows if a request would fail."""
+
+    profile_steps = MOST_TRIALS + 1  # of the session: it makes no plan
+
+    def __init__(self, trace: Trace, before_bytes: int = 0) -> None:
+        """Begin nothing yet.
+
+        Args:
+            trace: of such a step, on a device of this process.
+            before_bytes: most memory in use before the first step: then there were no states.
+        """
+        self._installation = ensure_installation(torch.device(trace.device))
+        granule_bytes = self._installation.device.backend.granule_bytes
+        need = find_need(trace, None, granule_bytes)
+        self._outside_bytes = before_bytes and round_up(
+            before_bytes + need.optimizer_bytes, granule_bytes
+        )
+        self._least_bytes = max(need.smallest_bytes, self._outside_bytes)
+        self._tried_bytes: list[int] = []  # budgets at the ends of steps
+
+    @contextlib.contextmanager
+    def begin(self, begin_session: Callable[[int], object]) -> Iterator[None]:
+        """Begin a session for the steps inside.
+
+        Args:
+            begin_session: begins one with a limit in bytes.
+        """
+        pool = self._installation.pool
+        pool.trim()
+        limit_bytes = max(self._least_bytes, pool.stats()["reserved_bytes.all.current"])
+        begin_session(limit_bytes)
+        with self._installation.growing():
+            yield
+
+    def is_over(self) -> bool:
+        """Note that a step ended; return whether enough steps ran in the same budget."""
+        self._tried_bytes.append(self._installation.device.budget_bytes)
+        steps = len(self._tried_bytes)
+        has_held = steps >= TRIALS and len(set(self._tried_bytes[-TRIALS:])) == 1
+        return has_held or steps >= MOST_TRIALS
+
+    def figures(self) -> dict[str, int]:
+        """Return the figures as arguments of `estimate_trace`."""
+        tried_bytes = max(self._tried_bytes, default=0)
+        if tried_bytes:
+            tried_bytes += GAPS * self._installation.device.backend.granule_bytes
+        return {"tried_bytes": tried_bytes, "outside_bytes": self._outside_bytes}
 
 
 def estimate_trace(
-    trace: Trace, budgets: Sequence[Amount], machine: Machine | str | None = None
+    trace: Trace,
+    budgets: Sequence[Amount],
+    machine: Machine | str | None = None,
+    *,
+    tried_bytes: int = 0,
+    outside_bytes: int = 0,
 ) -> Estimate:
     """Return the estimate of a step that is recorded already.
 
@@ -152,6 +247,8 @@ def estimate_trace(
         trace: of a step whose optimizer had its states before.
         budgets: as for `estimate`; "auto": of the trace's device, on which swapkit is installed.
         machine: as for `estimate`.
+        tried_bytes: a budget in which steps ran without a plan; 0: none was tried.
+        outside_bytes: most memory in use outside of steps.
 
     Raises:
         InvalidArgument: a budget is invalid, or this machine does not have the trace's device.
@@ -160,22 +257,34 @@ def estimate_trace(
     place = torch.device(trace.device)
     installation = ensure_installation(place) if AUTO in budgets else None
     limits = [_parse_budget(each, trace, installation) for each in budgets]
-    granule_bytes = _granule_bytes(installation, trace)
-    return _conclude([trace], None, found, sorted(set(limits)), granule_bytes)
+    need = find_need(trace, found, _granule_bytes(installation, trace))
+    return _conclude([trace], None, found, sorted(set(limits)), need, tried_bytes, outside_bytes)
 
 
-def _conclude(
+def _conclude(  # noqa: PLR0913, PLR0917 - of two callers
     traces: Sequence[Trace],
     sizes: tuple[int, int] | None,
     machine: Machine | None,
     budgets: Sequence[int],
-    granule_bytes: int,
+    planned: MemoryNeed,
+    tried_bytes: int,
+    outside_bytes: int = 0,
 ) -> Estimate:
+    """Return the estimate; `planned`: the need of a session that has a plan."""
     trace = traces[-1]
-    need = find_need(trace, machine, granule_bytes)
+    smallest_bytes = max(planned.smallest_bytes, tried_bytes, outside_bytes)
+    need = replace(
+        planned,
+        smallest_bytes=smallest_bytes,
+        plain_bytes=max(planned.plain_bytes, smallest_bytes),
+    )
     largest: tuple[LargestBatch, ...] = ()
     if sizes is not None:
-        measure = partial(find_smallest, machine=machine, granule_bytes=granule_bytes)
+        gaps_bytes = max(0, tried_bytes - planned.smallest_bytes)  # likewise with other sizes
+
+        def measure(each: Trace) -> int:
+            return find_smallest(each, machine, 1) + gaps_bytes
+
         batches = Batches(sizes, (traces[0], trace), measure)
         largest = tuple(_find_largest(batches, machine, each) for each in budgets)
     return Estimate(
@@ -185,6 +294,9 @@ def _conclude(
         state_bytes=need.state_bytes,
         gradient_bytes=need.gradient_bytes,
         optimizer_bytes=need.optimizer_bytes,
+        operator=need.operator,
+        operator_bytes=planned.smallest_bytes - need.floor_bytes,
+        outside_bytes=outside_bytes,
         step_seconds=trace.seconds,
         times=() if machine is None else find_times(trace, machine, need, budgets),
         budgets=tuple(budgets),

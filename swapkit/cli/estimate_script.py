@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from typing import TextIO
 
     from swapkit._runtime.session.session import Session
+    from swapkit.api.estimation import Trial
     from swapkit.cli.script_budget import ScriptBudget
     from swapkit.ir.traces import Trace
     from swapkit.reporting.estimates import Estimate
@@ -62,9 +65,10 @@ def estimate(
     swapkit estimate --budget 10GiB --budget 60% train.py
     swapkit estimate step.json
 
-    The script runs until a few of its steps are recorded, within the memory that is free, and then
-    ends: the steps do train. With --json, what the script prints goes to stderr. A TRACE is a
-    recorded step, as `swapkit plan` takes it.
+    The script runs until one of its steps is recorded, within the memory that is free, and a few
+    more ran in the smallest budget, which grows where it has to. Then it ends: the steps do train.
+    With --json, what the script prints goes to stderr. A TRACE is a recorded step, as `swapkit
+    plan` takes it.
     """  # noqa: D301 - the mark of click, for lines that stay as they are
     if not program:
         raise click.UsageError("expected a script, -m and a module, or the file of a trace")
@@ -75,15 +79,17 @@ def estimate(
     stdout: TextIO | None = None
     if not is_module and Path(program[0]).suffix == _TRACE_SUFFIX:
         trace = _read_trace(program)
+        tried: dict[str, int] = {}
     else:
         stdout = take_stdout() if as_json else None
         script = Script(name=program[0], is_module=is_module, arguments=program[1:])
-        recorded = _Recording(device).run(script)
+        recording = _Recording(device)
+        recorded = recording.run(script)
         if isinstance(recorded, int):
             return recorded
-        trace = recorded
+        trace, tried = recorded, recording.tried
     if own_rank() == 0:
-        found = _estimate(trace, budgets, machine_file)
+        found = _estimate(trace, budgets, machine_file, tried)
         text = json.dumps(found.to_dict(), indent=2) if as_json else str(found)
         click.echo(text, file=stdout)
     return DONE
@@ -95,20 +101,30 @@ def _read_trace(program: Sequence[str]) -> Trace:
     return read_trace(program[0])
 
 
-def _estimate(trace: Trace, budgets: Sequence[str], machine_file: str | None) -> Estimate:
+def _estimate(
+    trace: Trace, budgets: Sequence[str], machine_file: str | None, tried: dict[str, int]
+) -> Estimate:
     from swapkit.api.estimation import estimate_trace
 
     with waiting("planning for several budgets"):
-        return estimate_trace(trace, budgets, machine_file)
+        return estimate_trace(trace, budgets, machine_file, **tried)
 
 
 class _Recording:
-    """Runs a script until one of its steps is recorded."""
+    """Runs a script until one of its steps is recorded, and a few ran in the smallest budget."""
 
     def __init__(self, device: str | None) -> None:
         self._device = device
         self._budget: ScriptBudget | None = None
         self._trace: Trace | None = None
+        self._trial: Trial | None = None
+        self._trials = contextlib.ExitStack()  # while steps are tried
+
+    @property
+    def tried(self) -> dict[str, int]:
+        """What was tried, as arguments of `estimate_trace`."""
+        trial = self._trial
+        return {} if trial is None else trial.figures()
 
     def run(self, script: Script) -> Trace | int:
         """Return the recorded step, or the exit code of a script that ended before.
@@ -125,6 +141,7 @@ class _Recording:
         except Refused as refused:
             raise refused.error from None
         finally:
+            self._trials.close()
             if self._budget is not None:
                 self._budget.close()
         if self._trace is not None:
@@ -133,8 +150,10 @@ class _Recording:
             click.echo("swapkit estimate: the script failed before a step was recorded", err=True)
             return code
         raise InvalidArgument(
-            "the script ended before a step was recorded: it has to train for about four steps, "
-            "with an optimizer of torch, in this process"
+            "the script ended before a step was recorded: it has to train for about four steps in "
+            "this process. A step ends at the step() of an optimizer of torch; a loop without one "
+            "trains inside `with swapkit.budget(...) as session:` and ends each step with "
+            "session.mark_step(): see swapkit.estimate(step, model) for its figures"
         )
 
     def _open(self) -> None:
@@ -151,9 +170,16 @@ class _Recording:
             _refuse(error)
 
     def _look(self, session: Session) -> None:
-        """End the script as soon as the session has a recorded step."""
-        if session.trace is not None:
+        """Try steps once the session has a recorded one, then end the script."""
+        assert self._budget is not None
+        if self._trial is None and session.trace is not None:
+            from swapkit.api.estimation import Trial
+
             self._trace = session.trace
+            self._trial = Trial(self._trace, self._budget.before_bytes)
+            restart = partial(self._budget.restart, profile_steps=Trial.profile_steps)
+            self._trials.enter_context(self._trial.begin(restart))
+        elif self._trial is not None and self._trial.is_over():
             raise _Recorded
 
 

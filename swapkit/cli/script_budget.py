@@ -79,6 +79,7 @@ class ScriptBudget:
         self.planned: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self.find_model = find_weakly(None)  # the model of the present plan
         self._others = 0  # steps of other optimizers since one of `planned` stepped
+        self.before_bytes = 0  # most in use before a module trained first
         self._ended = Totals()
         self._lock = threading.Lock()
         self.has_own = False  # whether the script has sessions of its own
@@ -94,6 +95,21 @@ class ScriptBudget:
     def totals(self) -> Totals:
         """Return the numbers of all sessions so far."""
         return self._ended.add(self.session)
+
+    def restart(self, limit_bytes: int, **options: Any) -> None:
+        """Replace the session that plans by one with another limit; call between steps.
+
+        Args:
+            limit_bytes: the limit.
+            **options: further arguments of `swapkit.budget`.
+
+        Raises:
+            OverBudget: more memory is in use; there is no session then.
+        """
+        self.session.close()
+        self._ended = self.totals()
+        self._options |= options
+        self.session = self._open(limit_bytes, self.find_model(), list(self.planned))
 
     def close(self) -> None:
         """End the budget."""
@@ -112,6 +128,9 @@ class ScriptBudget:
         if self._is_ready and self._is_quiet():
             self._begin_planning()
         elif not any(each() is module for each in self._roots) and _is_trained(module):
+            if not (self._roots or self.trainings):
+                stats = swapkit.memory_stats(self._options.get("device"))
+                self.before_bytes = stats["allocated_bytes.all.peak"]
             self._roots.append(weakref.ref(module))
 
     def leave(self, module: torch.nn.Module) -> None:

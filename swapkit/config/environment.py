@@ -35,6 +35,10 @@ from swapkit.units import parse_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    _StreamHandler = logging.StreamHandler[TextIO]
+else:
+    _StreamHandler = logging.StreamHandler  # has no type arguments in Python 3.10
+
 _log = get_logger(__name__)
 # Smaller storages are never moved: a transfer costs more than the memory is worth.
 MIN_SWAP_BYTES = 1024
@@ -128,7 +132,7 @@ def _read_slurm(variables: Mapping[str, str]) -> int:
     return 0
 
 
-class _OwnHandler(logging.StreamHandler[TextIO]):
+class _OwnHandler(_StreamHandler):
     """Handler that writes to standard error while the program has no handlers of its own."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from swapkit.ir.machines import Machine
 from swapkit.ir.traces import BEFORE, Kind
-from swapkit.planning.planner import find_floor
+from swapkit.planning.search.feasibility import find_least, name_operators
 from swapkit.planning.search.trade_offs import SHARES, TradeOff, measure_budgets
 from swapkit.simulation.allocators.rounding import ROUNDING_BYTES
 from swapkit.simulation.lowering import lower
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from swapkit.ir.traces import Operator, Storage, Trace
+    from swapkit.planning.search.feasibility import Least
+    from swapkit.simulation.problems import Problem
 
 MOST_TIMES = 1024  # the larger recorded batch size: larger batches are not considered
 # The smallest budget depends on the machine only by its host memory. For an unknown machine.
@@ -46,6 +48,7 @@ class MemoryNeed:
     state_bytes: int  # parameters and buffers
     gradient_bytes: int  # most at once
     optimizer_bytes: int  # the optimizer's states
+    operator: str = ""  # the first of those that need the smallest budget
 
 
 def find_need(trace: Trace, machine: Machine | None, granule_bytes: int) -> MemoryNeed:
@@ -57,6 +60,7 @@ def find_need(trace: Trace, machine: Machine | None, granule_bytes: int) -> Memo
         granule_bytes: the pool reserves whole granules of this size.
     """
     plain_bytes = round_up(trace.peak_bytes, granule_bytes)
+    problem, least = _find_least(trace, machine)
     staying = [_stays(each) for each in trace.storages]
     kinds = {
         name: max(_levels(trace, [each.kind is kind for each in trace.storages]), default=0)
@@ -64,18 +68,23 @@ def find_need(trace: Trace, machine: Machine | None, granule_bytes: int) -> Memo
     }
     return MemoryNeed(
         plain_bytes=plain_bytes,
-        smallest_bytes=min(plain_bytes, find_smallest(trace, machine, granule_bytes)),
+        smallest_bytes=min(plain_bytes, round_up(least.budget_bytes, granule_bytes)),
         floor_bytes=trace.base_bytes + max(_levels(trace, staying), default=0),
         state_bytes=kinds["state"],
         gradient_bytes=kinds["gradient"],
         optimizer_bytes=kinds["optimizer"],
+        operator=next(iter(name_operators(trace, problem, least)), ""),
     )
 
 
 def find_smallest(trace: Trace, machine: Machine | None, granule_bytes: int) -> int:
-    """Return the smallest budget at which a session trains, in bytes."""
-    least = replace(machine or ANY_MACHINE, budget_bytes=1)
-    return round_up(find_floor(trace, least, "auto"), granule_bytes)
+    """Return the smallest budget at which a session with a plan trains, in bytes."""
+    return round_up(_find_least(trace, machine)[1].budget_bytes, granule_bytes)
+
+
+def _find_least(trace: Trace, machine: Machine | None) -> tuple[Problem, Least]:
+    problem = lower(trace)
+    return problem, find_least(problem, replace(machine or ANY_MACHINE, budget_bytes=1))
 
 
 def find_times(

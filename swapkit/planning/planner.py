@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from swapkit.errors import InfeasibleBudget, InvalidArgument, InvalidType, PlanMismatch
 from swapkit.ir.plans import Decision, Plan
 from swapkit.planning.bounds.bound import lower_bound
-from swapkit.planning.search.feasibility import find_least
+from swapkit.planning.search.feasibility import find_least, name_operators
 from swapkit.planning.search.solving import PlanFailure, Solution, choose_effort, plan_problem
 from swapkit.planning.search.trade_offs import SHARES, TradeOff, measure_trade_offs
 from swapkit.planning.search.trials import Trials
@@ -300,13 +300,8 @@ def solve_or_raise(trace: Trace, problem: Problem, machine: Machine, policy: str
 def _explain_failure(
     trace: Trace, problem: Problem, machine: Machine, least: Least, policy: str
 ) -> InfeasibleBudget:
-    names: dict[str, None] = {}
-    for slot in least.slots:
-        operators = range(int(problem.slot_operators[slot]), int(problem.slot_operators[slot + 1]))
-        largest = max(operators, key=lambda number: trace.operators[number].workspace_bytes)
-        operator = trace.operators[largest]
-        names[f"{operator.name} in {operator.module}" if operator.module else operator.name] = None
-    shown = ", ".join(list(names)[:NAMED_OPERATORS])
+    names = name_operators(trace, problem, least)
+    shown = ", ".join(names[:NAMED_OPERATORS])
     hints = ["a smaller batch or shorter sequences"]
     if policy != "auto":
         hints.append('policy="auto"')
@@ -318,7 +313,7 @@ def _explain_failure(
         f"which {shown} need{'s' if len(names) == 1 else ''}; try that budget, "
         f"{', or '.join(hints)}"
     )
-    return InfeasibleBudget(message, least_bytes=least.budget_bytes, operators=tuple(names))
+    return InfeasibleBudget(message, least_bytes=least.budget_bytes, operators=names)
 
 
 def _ask_own(trace: Trace, machine: Machine, policy: Policy) -> Plan:

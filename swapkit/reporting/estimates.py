@@ -36,13 +36,18 @@ class Estimate:
 
     Args:
         plain_bytes: most memory in use without a budget. With this budget nothing moves.
-        smallest_budget_bytes: the smallest budget at which a session trains.
+        smallest_budget_bytes: the smallest budget at which a session trains, from its first step
+            on if steps were tried in it; else once it has a plan.
         floor_bytes: the part of it that stays on the device whatever the budget: parameters,
             buffers, gradients, optimizer states, and what was there before the step, at their
-            largest together. The rest is what the most demanding operator works on.
+            largest together.
         state_bytes: parameters and buffers.
         gradient_bytes: gradients of parameters, at their largest.
         optimizer_bytes: states of the optimizer.
+        operator: the operator that needs the smallest budget.
+        operator_bytes: what that operator works on, beside what stays.
+        outside_bytes: most memory in use outside of steps, as in an evaluation, with the states of
+            the optimizer; 0: not known.
         step_seconds: the sum of the operators' times without a budget.
         times: the predicted step at several budgets, from the smallest to the largest. Empty if
             the speed of the link is not known.
@@ -60,6 +65,9 @@ class Estimate:
     gradient_bytes: int
     optimizer_bytes: int
     step_seconds: float
+    operator: str = ""
+    operator_bytes: int = 0
+    outside_bytes: int = 0
     times: tuple[TradeOff, ...] = ()
     budgets: tuple[int, ...] = ()
     batch_size: int | None = None
@@ -102,6 +110,9 @@ class Estimate:
             "state_bytes": self.state_bytes,
             "gradient_bytes": self.gradient_bytes,
             "optimizer_bytes": self.optimizer_bytes,
+            "operator": self.operator,
+            "operator_bytes": self.operator_bytes,
+            "outside_bytes": self.outside_bytes,
             "step_seconds": self.step_seconds,
         }
         for index, each in enumerate(self.budgets):
@@ -164,16 +175,21 @@ class Estimate:
         return tables
 
     def _memory_rows(self) -> list[tuple[str, str, str]]:
-        working_bytes = self.smallest_budget_bytes - self.floor_bytes
-        rows = (
+        operator = f"{self.operator}; " if self.operator else ""
+        rows = [
             ("without a budget", self.plain_bytes, "with this budget nothing moves"),
             ("smallest budget", self.smallest_budget_bytes, "a session trains with it"),
             ("  stays on the device", self.floor_bytes, "whatever the budget"),
             ("    parameters, buffers", self.state_bytes, ""),
             ("    gradients", self.gradient_bytes, ""),
             ("    optimizer states", self.optimizer_bytes, "swapkit.offload(optimizer) moves them"),
-            ("  largest operator", working_bytes, "a smaller batch lowers it"),
-        )
+            ("  largest operator", self.operator_bytes, f"{operator}a smaller batch lowers it"),
+        ]
+        gaps_bytes = self.smallest_budget_bytes - self.floor_bytes - self.operator_bytes
+        if gaps_bytes > 0 and self.smallest_budget_bytes != self.outside_bytes:
+            rows.append(("  gaps", gaps_bytes, "between tensors, until there is a plan"))
+        if self.outside_bytes:
+            rows.append(("  outside of steps", self.outside_bytes, "all of it has to fit"))
         return [(name, format_bytes(nbytes), why) for name, nbytes, why in rows]
 
     def _time_row(self, each: TradeOff) -> tuple[str, ...]:

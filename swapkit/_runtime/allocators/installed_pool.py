@@ -7,6 +7,7 @@ until the process ends, since tensors live in it; uninstalling only redirects ne
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import os
 import sys
@@ -33,11 +34,11 @@ from swapkit._runtime.torch_compat.isolation import hide, untraced
 from swapkit.config.allocator_settings import read_allocator_settings, report_settings
 from swapkit.errors import OverBudget, SessionError
 from swapkit.reporting.text import AllocationFailure, format_failure, format_hints
-from swapkit.units import format_bytes, format_limit
+from swapkit.units import format_bytes, format_limit, round_up
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
     from swapkit._runtime.model.tracker import ModuleTracker
@@ -95,6 +96,7 @@ class Installation(Generic[_Pool]):
         self.limit_bytes = 0  # set by the user for the whole process; 0: none
         self.usual_limit_bytes = 0  # from the environment, used if the user sets none; 0: none
         self.sessions: list[ActiveSession] = []  # innermost last
+        self._most_bytes = 0  # up to which the budget grows; 0: it does not. See `growing`
         self.active = False  # whether new tensors come from the pool
         # Called with the text of each request for memory that fails, on its thread; see `explain`.
         self.failures: list[Callable[[str], None]] = []
@@ -150,6 +152,21 @@ class Installation(Generic[_Pool]):
     def end_sessions(self) -> None:
         """End every session, innermost first; raise their errors after the last one."""
         raise_first([error for session in reversed(self.sessions) for error in session.close()])
+
+    @contextlib.contextmanager
+    def growing(self) -> Iterator[None]:
+        """Raise the budget wherever a request would fail: `device.budget_bytes` says how far."""
+        self._most_bytes = self.total_bytes
+        try:
+            yield
+        finally:
+            self._most_bytes = 0
+
+    def _grow(self, needed_bytes: int) -> int:
+        """Raise the budget by what a request lacks; return that, 0 if it may not grow."""
+        granule_bytes = self.device.backend.granule_bytes
+        budget_bytes = self.device.budget_bytes + round_up(needed_bytes, granule_bytes)
+        return needed_bytes if budget_bytes <= self._most_bytes and self._fits(budget_bytes) else 0
 
     def drop_limit(self) -> None:
         """Remove the process's own limit and return cached memory to the device."""
@@ -227,7 +244,7 @@ class Installation(Generic[_Pool]):
         with self.lock:
             others = self.runtime.swappers(self.device)
         freed = next(filter(None, (each.rescue_bytes(needed_bytes) for each in others)), 0)
-        return freed or self._collect_garbage()
+        return freed or self._collect_garbage() or self._grow(needed_bytes)
 
     def _collect_garbage(self) -> int:
         """Free memory held by reference cycles as a last resort; return the freed bytes.

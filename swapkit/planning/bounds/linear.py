@@ -133,7 +133,7 @@ class Assembly:
 
 
 class _SilentHighs(highspy.Highs):
-    """HiGHS without output: since 1.16 the constructor prints a banner when it enables callbacks."""
+    """HiGHS without output: since 1.16 its constructor prints a banner by a callback."""
 
     def enableCallbacks(self) -> None:  # noqa: N802 - HiGHS names it so
         self.setOptionValue("output_flag", False)  # noqa: FBT003 - HiGHS takes it so

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from swapkit.ir.machines import Machine
+    from swapkit.ir.traces import Trace
     from swapkit.planning.search.trials import Actions
     from swapkit.simulation.problems import Bytes, Flags, Problem
 
@@ -46,6 +47,17 @@ def find_least(problem: Problem, machine: Machine) -> Least:
     levels = shrinker.levels(actions)
     slots = np.flatnonzero(levels == levels.max())
     return Least(budget_bytes=budget, trial=trial, slots=tuple(slots.tolist()))
+
+
+def name_operators(trace: Trace, problem: Problem, least: Least) -> tuple[str, ...]:
+    """Return the operators that need the smallest budget, in order, each once."""
+    names: dict[str, None] = {}
+    for slot in least.slots:
+        operators = range(int(problem.slot_operators[slot]), int(problem.slot_operators[slot + 1]))
+        largest = max(operators, key=lambda number: trace.operators[number].workspace_bytes)
+        operator = trace.operators[largest]
+        names[f"{operator.name} in {operator.module}" if operator.module else operator.name] = None
+    return tuple(names)
 
 
 def _list_extremes(problem: Problem, machine: Machine) -> Iterator[Actions]:
