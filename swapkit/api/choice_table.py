@@ -13,6 +13,7 @@ import torch
 from swapkit._runtime.execution.planned_recomputation import repetition_of
 from swapkit._runtime.model.model_parts import gather_parts
 from swapkit._runtime.recompute.captured import why_twice
+from swapkit._runtime.user_choices.operator_choices import Runs
 from swapkit._runtime.user_choices.wrapping import (
     carry_marks,
     chosen_functions,
@@ -199,8 +200,10 @@ def _rows_of(
     verdicts = _judge_each([choice for choice, _ in counted])
     inside = around if part is None or part.judgement.recompute is None else path
     for choice, count in counted:
-        reason = verdicts[id(choice)].reason or _why_void(
-            choice, inside if choice.operator else around
+        reason = (
+            verdicts[id(choice)].reason
+            or _why_void(choice, inside if choice.operator else around)
+            or _why_no_run_holds(count)
         )
         shown = ChosenRow(
             where=".".join(filter(None, (path, choice.operator))) or MODEL,
@@ -209,16 +212,16 @@ def _rows_of(
             holds=not reason,
             reason=reason,
             twice="" if reason else _why_twice(choice, owner),
-            operators=count,
+            operators=count.held if isinstance(count, Runs) else count,
         )
         yield shown, choice
 
 
 def _count_operators(
     part: Part | None, repetition: PlannedRepetition | None
-) -> list[tuple[Choice, int | None]]:
+) -> list[tuple[Choice, Runs | int | None]]:
     """Return the choices of users and of a plan, each with its count of operators so far."""
-    counted: list[tuple[Choice, int | None]] = []
+    counted: list[tuple[Choice, Runs | int | None]] = []
     if part is not None:
         counted += [(choice, part.count_of(choice)) for choice in part.choices]
     if repetition is not None:
@@ -239,6 +242,12 @@ def _why_void(choice: Choice, region: str | None) -> str:
         choice.operator and choice.what.kind == "recompute"
     )
     return f"{region or MODEL} is recomputed" if region is not None and is_of_region else ""
+
+
+def _why_no_run_holds(count: Runs | int | None) -> str:
+    """Return why a choice holds for no operator that ran; empty: it does, or none has run."""
+    is_void = isinstance(count, Runs) and count.all > 0 and count.held == 0
+    return "a recomputed operator needs its results" if is_void else ""
 
 
 def _judge_each(choices: Sequence[Choice]) -> dict[int, Verdict]:

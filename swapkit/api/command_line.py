@@ -165,7 +165,7 @@ def choose_swap_policy(config: SmartSwapConfig, model: torch.nn.Module | None) -
     stages = StageSwapPolicy(
         bucket_bytes=config.bucket_bytes,
         layers_per_stage=config.num_attn_layers_per_stage,
-        least_bytes=config.tensor_size_filter,
+        least_bytes=config.stage_least_bytes,
         layers=layer_paths(model),
     )
     return AimedPolicy(

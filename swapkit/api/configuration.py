@@ -18,7 +18,7 @@ from swapkit._runtime.user_choices.wrapping import carry_marks, end_part, make_p
 from swapkit.api.choice_table import choices
 from swapkit.api.configuration_warnings import describe, list_unmatched, remark
 from swapkit.api.targets import match_modules
-from swapkit.config.environment import read_environment
+from swapkit.config.environment import list_without_effect, read_environment
 from swapkit.config.mindformers.documents import read_document
 from swapkit.config.mindformers.layer_actions import settle
 from swapkit.config.mindformers.layouts import ModelInputs, is_whole, lay_out
@@ -355,7 +355,7 @@ def _report(
     actions: Sequence[LayerActions],
 ) -> None:
     """Log the lines that MindFormers logs, and the patterns that match nothing."""
-    for text in document.without_effect:
+    for text in (*document.without_effect, *list_without_effect()):
         _say_once(text)
     lines = [*document.log_lines, *settings.log_lines]
     lines += [line for each in actions for line in each.log_lines]

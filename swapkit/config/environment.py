@@ -33,7 +33,7 @@ from swapkit.texts import get_logger
 from swapkit.units import parse_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     _StreamHandler = logging.StreamHandler[TextIO]
 else:
@@ -61,10 +61,8 @@ WITHOUT_MEANING = {
         ("TORCH_EXTENSIONS_DIR", "LD_LIBRARY_PATH"),
         "custom operators needed the original's library; swapkit's need only its headers",
     ),
-    **dict.fromkeys(
-        ("ENABLE_LAZY_INLINE_NO_PIPELINE", "MS_MEMORY_STATISTIC", "GLOG_v"),
-        "they belong to MindSpore",
-    ),
+    **dict.fromkeys(("ENABLE_LAZY_INLINE_NO_PIPELINE", "GLOG_v"), "they belong to MindSpore"),
+    "MS_MEMORY_STATISTIC": "it belongs to MindSpore; print swapkit.memory_summary() instead",
 }
 
 
@@ -103,6 +101,13 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
         node_processes=_number(variables, "LOCAL_WORLD_SIZE") or _read_slurm(variables),
         cpu_affinity=read_cpu_affinity(variables),
     )
+
+
+def list_without_effect(variables: Mapping[str, str] = os.environ) -> Iterator[str]:
+    """Yield a warning for the variable that asks MindSpore to print memory statistics."""
+    name = "MS_MEMORY_STATISTIC"
+    if variables.get(name, "0").strip() not in {"", "0"}:
+        yield f"{name}={variables[name]} has no effect: {WITHOUT_MEANING[name]}"
 
 
 def _number(variables: Mapping[str, str], name: str) -> int:

@@ -15,7 +15,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from swapkit.config.environment import read_environment
-from swapkit.config.incompatibilities import check_pairs
+from swapkit.config.incompatibilities import check_pairs, list_idle
 from swapkit.config.settings import CORE_ATTENTION, LAYER_INPUT, LayerPart, Settings
 from swapkit.config.smart_swap import read_smart_swap, swap_policy_config
 from swapkit.errors import InvalidArgument
@@ -164,7 +164,7 @@ def from_arguments(
         profile_steps = _read_profile_steps(flags, total)
     limit_bytes = None if chosen is None else chosen.limit_bytes
     searches = bool(flags["adaptive-recompute-device-swap"])
-    return Settings(
+    settings = Settings(
         policy=_choose_policy(flags),
         limit_bytes=size_mb * MIB if size_mb > 0 else limit_bytes,
         is_fixed_limit=size_mb > 0 and not searches,
@@ -179,6 +179,9 @@ def from_arguments(
         bind_cpus=bool(flags["adaptive-memory-optimization"]),
         smart_swap=chosen,
     )
+    for text in list_idle(flags.is_set):
+        _warn(text)
+    return settings
 
 
 class _Flags:
@@ -325,8 +328,6 @@ def _list_fine(flags: _Flags, first: int) -> list[LayerPart]:
                 LayerPart(action="recompute", role=role, layers=count, first=first)
                 for role in named
             ]
-        elif count is not None:
-            _warn(f"--{name}-num-layers has no effect without --{name}")
     return parts
 
 
@@ -374,8 +375,6 @@ def _read_smart_swap(flags: _Flags, source: SmartSwapSource) -> SmartSwapConfig 
     file = flags["smart-swap-config"]
     if flags["smart-swap"]:
         return read_smart_swap((file or swap_policy_config) if source is None else source)
-    if file is not None:
-        _warn("--smart-swap-config has no effect without --smart-swap")
     return None
 
 

@@ -1,4 +1,4 @@
-"""Features that exclude each other, and pairs that only MindSpeed refuses.
+"""Features that exclude each other, pairs that only MindSpeed refuses, and flags that need others.
 
 A pair that MindSpeed's documents name as exclusive raises, even where both could hold: a user who
 sets both expects an error, not a guess about which one holds. `COMPATIBLE` lists other pairs that
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from swapkit.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +40,7 @@ INCOMPATIBLE = (
     Pair(first="adaptive recompute", second="selective recompute", reason=_BY_HAND),
     Pair(first="adaptive recompute", second="recompute method", reason=_BY_HAND),
     Pair(first="adaptive recompute", second="activation recompute", reason=_BY_HAND),
+    Pair(first="adaptive recompute", second="norm recompute", reason=_BY_HAND),
     Pair(first="adaptive recompute", second="swap attention", reason=_BY_HAND),
     Pair(first="adaptive recompute", second="recompute in bubble", reason=_BUBBLE),
     Pair(first="adaptive recompute", second="recompute in advance", reason=_BUBBLE),
@@ -59,12 +60,22 @@ INCOMPATIBLE = (
         reason="a method selects which layers to recompute in full",
     ),
 )
-# Pairs that MindSpeed's code refuses and swapkit accepts.
+# Pairs that MindSpeed's code refuses, or its documents leave open, and swapkit accepts.
 COMPATIBLE = (
     Pair(
         first="adaptive memory",
         second="activation recompute",
         reason="the plan respects the user's choice",
+    ),
+    Pair(
+        first="adaptive memory",
+        second="norm recompute",
+        reason="the plan respects the user's choice",
+    ),
+    Pair(
+        first="adaptive memory",
+        second="recompute in advance",
+        reason="swapkit warns that it recomputes nothing in advance",
     ),
     Pair(
         first="selective recompute",
@@ -92,6 +103,40 @@ COMPATIBLE = (
         reason="swapkit warns that it reuses nothing",
     ),
 )
+
+
+# Flags that only tune a feature, and the flags that switch it on.
+TUNES = {
+    "adaptive-recompute-profiling-step": (
+        "adaptive-recompute-device-swap",
+        "adaptive-recompute-device-size",
+    ),
+    "enable-recompute-layers-per-pp-rank": (
+        "recompute-granularity",
+        "recompute-activation-function",
+        "recompute-norm",
+        "swap-attention",
+    ),
+    "moe-adaptive-recompute-activation-scale": ("moe-adaptive-recompute-activation",),
+    "recompute-activation-function-num-layers": ("recompute-activation-function",),
+    "recompute-norm-num-layers": ("recompute-norm",),
+    "recompute-type": ("recompute-module-list",),
+    "save-memory-ratio": ("automated-pipeline",),
+    "smart-swap-config": ("smart-swap",),
+    "swap-modules": ("swap-attention",),
+    "swap-optimizer-times": ("swap-optimizer",),
+}
+
+
+def list_idle(is_set: Callable[[str], bool]) -> Iterator[str]:
+    """Yield a warning for each flag that tunes a feature which is off.
+
+    Args:
+        is_set: returns whether a flag has another value than its default.
+    """
+    for flag, switches in TUNES.items():
+        if is_set(flag) and not any(map(is_set, switches)):
+            yield f"--{flag} has no effect without --{' or --'.join(switches)}"
 
 
 def check_pairs(asked: Mapping[str, str]) -> None:

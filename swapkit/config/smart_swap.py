@@ -116,6 +116,16 @@ class SmartSwapConfig:
         return self.tensor_size_filter if self.is_changed("tensor_size_filter") else 0
 
     @property
+    def stage_least_bytes(self) -> int:
+        """The smallest size in bytes of what a stage swaps.
+
+        The default filter fits models whose layers save gigabytes. Whoever sets up stages for a
+        smaller model expects them to swap, so it holds only if it was set explicitly.
+        """
+        is_said = "tensor_size_filter" in self.named or self.is_changed("tensor_size_filter")
+        return self.tensor_size_filter if is_said else 0
+
+    @property
     def limit_bytes(self) -> int | None:
         """The memory to come down to; None: not specified."""
         return self.target_memory if self.target_mode else None

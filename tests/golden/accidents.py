@@ -84,6 +84,12 @@ ACCIDENTS = (
         stage="layer_setting",
         check=check_tuples,
     ),
+    # With swap on.
+    Accident(
+        error="ValueError: Illegal input list for select_recompute: (",
+        stage="layer_setting",
+        check=check_tuples,
+    ),
     Accident(
         error="TypeError: 'bool' object is not iterable", stage="layer_setting", check=check_false
     ),

@@ -27,7 +27,7 @@ KEPT = (
 )  # fmt: skip
 # With swap on, the layers of a pattern may be a bool: the description of the keys says so.
 BOOL_RULE = re.compile(
-    r"ValueError: Layer info of select_(comm_)?recompute must be list .*<class 'bool'>\."
+    r"ValueError: Layer info of select_(comm_)?recompute must be list .*<class '(?:bool|tuple)'>\."
 )
 
 

@@ -191,6 +191,25 @@ def test_swap_when_its_consumer_is_recomputed_then_nothing_moves_and_without_it_
 
 
 @pytest.mark.promise("B13")
+def test_swap_when_a_late_consumer_is_recomputed_then_void_for_all_results_and_shown() -> None:
+    def body(x: torch.Tensor, w: torch.Tensor) -> Any:
+        made = x.exp()
+        early = made.sin().tanh().sigmoid()  # saves it, and it is sent before `mul` is seen
+        return early + (made * w).cos() + w.exp().sin()  # the second result has no such consumer
+
+    module = make(body, ("exp", Swap()), ("mul", Recompute()))
+    inputs = leaf(), leaf()
+    assert cost(module, *inputs).moved > 0  # nothing is known of the operators to come
+    assert cost(module, *inputs).moved == 0
+    swapped, _ = swapkit.choices(module)
+    assert (swapped.where, swapped.holds) == ("exp", False)
+    assert swapped.reason == "a recomputed operator needs its results"
+    alone = make(body, ("exp", Swap()))
+    assert cost(alone, *inputs).moved == 2
+    assert [row.holds for row in swapkit.choices(alone)] == [True]
+
+
+@pytest.mark.promise("B13")
 def test_swap_when_its_consumer_is_a_recomputed_region_then_nothing_moves() -> None:
     def plain(x: torch.Tensor, w: torch.Tensor) -> Any:
         return (x + 1).sin() * w

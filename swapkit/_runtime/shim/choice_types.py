@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class OperatorChoices(Protocol):
     """The user's choices for the operators of one module."""
 
-    def seen(self) -> list[int]:
-        """Return how many operators of each kind ran."""
+    def seen(self) -> list[tuple[int, int]]:
+        """Return for each kind how many operators ran, and how many whose choice is not void."""
 
 
 class MakeChoices(Protocol):

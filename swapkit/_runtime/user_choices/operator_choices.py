@@ -13,7 +13,7 @@ import contextlib
 import re
 from array import array
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -41,6 +41,20 @@ _PASS = Scope(Placement(Action.PASS))
 _lock = make_fork_lock()  # held while a table is made
 
 
+class Runs(NamedTuple):
+    """Numbers of operators that ran."""
+
+    all: int
+    held: int  # those whose choice is not void because a recomputed operator needs their results
+
+    def add(self, other: Runs) -> Runs:
+        """Return the sums."""
+        return Runs(self.all + other.all, self.held + other.held)
+
+
+_NO_RUNS = Runs(0, 0)
+
+
 class ChosenOperators:
     """The choices for the operators of one module, and the judgement for each operator."""
 
@@ -49,11 +63,15 @@ class ChosenOperators:
         self._patterns = tuple(choice.meaning or choice.operator for choice in choices)
         self._compiled = [re.compile(pattern) for pattern in self._patterns]
         self._table: _OperatorTable | None = None
-        self._counts = dict.fromkeys(choices, 0)  # without the counts of the current table
+        self._counts = dict.fromkeys(choices, _NO_RUNS)  # without those of the current table
 
     @property
     def seen(self) -> dict[Choice, int]:
         """How many operators ran, by choice."""
+        return {choice: runs.all for choice, runs in self.runs().items()}
+
+    def runs(self) -> dict[Choice, Runs]:
+        """Return how many operators ran, by choice."""
         counts = dict(self._counts)
         if self._table is not None:
             self._table.add_counts(counts)
@@ -64,7 +82,7 @@ class ChosenOperators:
         known = get_runtime().shim.operators_known()
         with _lock:
             if self._table is None or self._table.known != known:
-                self._counts = self.seen
+                self._counts = self.runs()
                 self._table = _OperatorTable(self.choices, self._patterns, known)
             return self._table.made
 
@@ -77,7 +95,7 @@ class ChosenOperators:
         """Return and count the choices for an `autograd.Function` that runs now, by its name."""
         found = self._match((name,))
         for choice in found:
-            self._counts[choice] += 1
+            self._counts[choice] = self._counts[choice].add(Runs(1, 1))
         return tuple(replace(choice, operator="") for choice in found)
 
     def _match(self, names: tuple[str, ...]) -> list[Choice]:
@@ -101,11 +119,11 @@ class _OperatorTable:
             tuple(_terms_of(judge(each)) for each in self._choices), places
         )
 
-    def add_counts(self, counts: dict[Choice, int]) -> None:
+    def add_counts(self, counts: dict[Choice, Runs]) -> None:
         """Add the number of operators that ran to the counts by choice."""
-        for choices, count in zip(self._choices, self.made.seen(), strict=True):
+        for choices, runs in zip(self._choices, self.made.seen(), strict=True):
             for choice in choices:
-                counts[choice] += count
+                counts[choice] = counts[choice].add(Runs(*runs))
 
 
 def _kinds_of(patterns: tuple[str, ...], known: int) -> tuple[list[tuple[int, ...]], bytes]:

@@ -32,6 +32,8 @@ from swapkit.registry import Choice, judge
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from swapkit._runtime.user_choices.operator_choices import Runs
+
 _KEEP = Scope(Placement(Action.KEEP))
 _NOTHING = contextlib.nullcontext()
 
@@ -114,9 +116,9 @@ class Part:
             return mark_operators(self.operators)
         return carrying() if self.is_carrier else _NOTHING
 
-    def count_of(self, choice: Choice) -> int | None:
+    def count_of(self, choice: Choice) -> Runs | None:
         """Return how many operators ran that a choice is for; None: it is not for operators."""
-        return None if self.operators is None else self.operators.seen.get(choice)
+        return None if self.operators is None else self.operators.runs().get(choice)
 
     @untraced
     def _inputs_scope(self) -> contextlib.AbstractContextManager[None]:

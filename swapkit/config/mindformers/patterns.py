@@ -1,10 +1,11 @@
 r"""Finding the modules and operators of a layer that match a pattern.
 
 A pattern is split into components at each backslash that is followed by a dot; a bare dot is not a
-separator. Each component is a regular expression that must match a whole name. All but the last one
-match modules, one level each, starting at the layer. The last one matches operators of the module
-reached, in alphabetical order, and then its direct submodules, in the order of declaration. A
-pattern that matches nothing is not an error.
+separator. Doubled backslashes count once, since no name has a backslash: MindFormers' documents
+print them doubled. Each component is a regular expression that must match a whole name. All but the
+last one match modules, one level each, starting at the layer. The last one matches operators of the
+module reached, in alphabetical order, and then its direct submodules, in the order of declaration.
+A pattern that matches nothing is not an error.
 
 Source:
     MindFormers, `LayerSetting`: `set_pattern_recompute`. It also tries the last component on all
@@ -66,7 +67,7 @@ def find(pattern: str, layer: LayerModule) -> list[Match]:
         InvalidPattern: a component is not a valid regular expression.
     """
     components = []
-    for component in pattern.split(SEPARATOR):
+    for component in _split(pattern):
         try:
             components.append(re.compile(component))
         except re.error as error:
@@ -94,11 +95,15 @@ def is_alike(pattern: str, other: str) -> bool:
     Raises:
         InvalidPattern: a component is not a valid regular expression.
     """
-    ours, theirs = pattern.split(SEPARATOR), other.split(SEPARATOR)
+    ours, theirs = _split(pattern), _split(other)
     return len(ours) == len(theirs) and all(
         _matches(pattern, mine, yours) or _matches(other, yours, mine)
         for mine, yours in zip(ours, theirs, strict=True)
     )
+
+
+def _split(pattern: str) -> list[str]:
+    return pattern.replace(r"\\", "\\").split(SEPARATOR)
 
 
 def _walk(

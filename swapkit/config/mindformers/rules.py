@@ -1,7 +1,7 @@
 """The checks that MindFormers' trainer makes before it builds a model.
 
-One rule is not enforced: with swap on, the layers of a pattern may be True or False, as the
-documentation of the keys says.
+With swap on, the layers of a pattern may also be True, False or a tuple, as the documentation of
+the keys says.
 
 Source:
     MindFormers, `check_rules`.
@@ -56,7 +56,7 @@ def check_rules(document: Document, layout: Layout) -> None:
 
 
 def _check_length(key: str, value: object, stages: int) -> None:
-    if not isinstance(value, list) or len(value) <= stages:
+    if not isinstance(value, (list, tuple)) or len(value) <= stages:
         return
     if all(isinstance(item, int) for item in value):
         message = (
@@ -69,7 +69,7 @@ def _check_length(key: str, value: object, stages: int) -> None:
 def _check_indices(key: str, value: object) -> None:
     if isinstance(value, Mapping):
         for layers in value.values():
-            if not isinstance(layers, (bool, list)):
+            if not isinstance(layers, (bool, list, tuple)):
                 message = (
                     f"Layer info of {key} must be list when enabling swap, "
                     f"but get {type(layers)}. It is {layers!r}; True and False are accepted too"

@@ -24,7 +24,7 @@ COUNTS = (
     "True or False for all layers, or how many layers from the first on: "
     "[one count or bool for each stage], or [[one for each stage], ... for each chunk]"
 )
-INDICES = "with swap on: True or False for all layers, or a flat list (no tuple) of layer indices"
+INDICES = "with swap on: True or False for all layers, or a flat list of layer indices"
 
 
 class LayerSelection(Protocol):
@@ -94,7 +94,7 @@ def read_indices(value: object, *, key: str) -> Indices:
     """
     if isinstance(value, bool):
         return Indices(everywhere=value)
-    if isinstance(value, list) and all(isinstance(item, int) for item in value):
+    if isinstance(value, (list, tuple)) and all(isinstance(item, int) for item in value):
         return Indices(layers=tuple(value))
     raise _illegal(value, key, INDICES)
 

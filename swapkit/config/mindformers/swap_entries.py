@@ -68,14 +68,14 @@ def _list_mappings(key: str, value: object) -> list[Mapping[str, object]]:
         return []
     if isinstance(value, Mapping):
         value = [value]
-    if not isinstance(value, list):
+    if not isinstance(value, (list, tuple)):
         message = f"{key} must be a list or dict, or None, but got {value!r}"
         raise InvalidConfiguration(message)
     for index, entry in enumerate(value):
         if not isinstance(entry, Mapping):
             message = f"{key}[{index}]={entry!r}: expected a mapping with {_describe_keys(key)}"
             raise WrongType(message)
-    return value
+    return list(value)
 
 
 def _describe_keys(key: str) -> str:

@@ -57,15 +57,15 @@ class SwapRule:
         if isinstance(value, str):
             message = f"The input value must be 'Auto' if it is str, but got '{value}'. {accepted}"
             raise InvalidConfiguration(message)
-        if not isinstance(value, int) or isinstance(value, bool):
+        if not isinstance(value, int):
             message = f"The input value must be int, but got '{kind}': {value}. {accepted}"
             raise WrongType(message)
-        if value < 0:
+        if isinstance(value, bool) or value < 0:
             message = (
                 f"The input value must be int and must >= 0, but got '{value}' with type '{kind}'. "
                 f"{accepted}"
             )
-            raise InvalidConfiguration(message)
+            raise (WrongType if isinstance(value, bool) else InvalidConfiguration)(message)
         return value
 
 
@@ -133,7 +133,7 @@ def _list_conflicts(
             f"All layers and ops that are enabled swap do not work!{' ' * 27}"
             "Because recompute = True."
         )
-    elif isinstance(full, list):
+    elif isinstance(full, (list, tuple)):
         for layer in full:
             yield from _list_layer_conflicts("All", layer, layer_swap)
         for name, rules in op_swap.items():
@@ -144,7 +144,7 @@ def _list_conflicts(
                 f"{name} operator in all layers that is enabled swap do not work!{' ' * 35}"
                 "Because it is enabled recompute."
             )
-        elif isinstance(layers, list):
+        elif isinstance(layers, (list, tuple)):
             for layer in layers:
                 yield from _list_layer_conflicts(name, layer, layer_swap)
             yield from _list_operator_conflicts(name, layers, op_swap.get(name, ()))

@@ -20,6 +20,7 @@ from swapkit.ir.plans import Action, Decision, Plan
 from swapkit.ir.traces import Kind, Phase
 from swapkit.simulation.lowering import lower
 from swapkit.texts import get_logger
+from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 _log = get_logger(__name__)
 
-LEAST_BYTES = 20 << 20
 LEAST_STAGES = 2  # between copy out and copy back
 _LAYER = re.compile(r"(?:^|.*?\.)\d+(?=\.|$)")
 _ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
@@ -41,7 +41,7 @@ class StageSwapPolicy:
 
     bucket_bytes: int | None = None  # most bytes that a stage swaps; None: no limit, 0: nothing
     layers_per_stage: int = 1
-    least_bytes: int = LEAST_BYTES  # smallest storage to swap
+    least_bytes: int = 0  # smallest storage to swap
     moves_optimizer: bool = False  # swap optimizer states, too
     layers: tuple[str, ...] = ()  # paths of the model's layers; empty: modules with a number
 
@@ -51,6 +51,14 @@ class StageSwapPolicy:
         if not stages:
             _log.warning("found no layers, so no stage swaps anything")
         gaps = list(self._list_gaps(trace, stages))
+        if stages and not gaps and self.least_bytes > 0 and self.bucket_bytes != 0:
+            least, largest = self.least_bytes, max((s.nbytes for s in trace.storages), default=0)
+            _log.warning(
+                "no stage swaps anything: tensor_size_filter leaves out tensors below %s, and the "
+                "largest one takes %s; set a smaller tensor_size_filter",
+                format_bytes(least),
+                format_bytes(largest),
+            )
         # A stage of backward begins at the first read of a storage of its stage of forward.
         begins = {stage: min(gap.use for gap in gaps if gap.stage == stage) for stage in
                   {gap.stage for gap in gaps}}  # fmt: skip

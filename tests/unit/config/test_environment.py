@@ -12,6 +12,7 @@ from swapkit.config.environment import (
     WITHOUT_MEANING,
     Environment,
     apply_log_level,
+    list_without_effect,
     read_environment,
 )
 from tests.support import installed, start_python
@@ -130,6 +131,15 @@ def test_log_level_when_set_then_messages_are_printed_unless_the_program_logs_it
     assert lines == ["swapkit INFO: first", "own: second"]
     process = start_python(code, SWAP_LOG_LEVEL="")
     assert process.communicate(timeout=60)[1] == ""
+
+
+@pytest.mark.parametrize(("value", "count"), [("1", 1), ("0", 0), ("", 0)])
+def test_memory_statistic_when_switched_on_then_said_what_prints_them(
+    value: str, count: int
+) -> None:
+    texts = list(list_without_effect({"MS_MEMORY_STATISTIC": value}))
+    assert len(texts) == count
+    assert all("print swapkit.memory_summary() instead" in text for text in texts)
 
 
 @pytest.mark.parametrize("name", sorted(WITHOUT_MEANING))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from swapkit.config.flags import FLAGS, WITHOUT_COUNTERPART, add_arguments, from_arguments
+from swapkit.config.incompatibilities import TUNES
 from swapkit.config.settings import LayerPart, Settings
 from swapkit.errors import InvalidArgument
 
@@ -116,7 +117,16 @@ def test_document_when_uniform_then_all_layers_in_groups() -> None:
 
 
 def test_layers_when_counted_by_rank_then_noted() -> None:
-    assert settings_of("--enable-recompute-layers-per-pp-rank").counts_per_stage
+    assert settings_of("--enable-recompute-layers-per-pp-rank --recompute-norm").counts_per_stage
+
+
+@pytest.mark.parametrize("flag", sorted(TUNES))
+def test_flag_when_it_tunes_a_feature_that_is_off_then_warned(flag: str) -> None:
+    value = "" if flag.startswith("enable") else "1"
+    (switch, *_) = switches = TUNES[flag]
+    with pytest.warns(UserWarning, match=f"--{flag} has no effect without --{switch}") as caught:
+        assert settings_of(f"--{flag} {value}").document == ()
+    assert str(caught[-1].message).endswith(f"--{' or --'.join(switches)}")
 
 
 @pytest.mark.parametrize("name", sorted(WITHOUT_COUNTERPART))

@@ -145,6 +145,14 @@ def test_stages_when_something_is_said_of_them_then_they_count() -> None:
 
 
 @pytest.mark.promise("C10")
+def test_filter_when_only_stages_are_set_up_then_it_leaves_nothing_out() -> None:
+    assert SmartSwapConfig(swap_bucket_size=1).stage_least_bytes == 0
+    assert SmartSwapConfig(tensor_size_filter=4).stage_least_bytes == 4
+    explicit = read_smart_swap({"tensor_size_filter": "20MiB"})  # the default, but on purpose
+    assert explicit.stage_least_bytes == 20 << 20
+
+
+@pytest.mark.promise("C10")
 def test_bucket_when_given_as_minus_one_then_stages_swap_all_that_they_can() -> None:
     given = read_smart_swap({"swap_bucket_size": -1})
     assert given.has_stages

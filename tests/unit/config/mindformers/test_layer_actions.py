@@ -149,7 +149,7 @@ def test_swaps_when_swap_is_off_then_inert() -> None:
         ("many", InvalidConfiguration, "got 'many'. layer_swap.backward_prefetch takes a whole"),
         (1.5, WrongType, "must be int, but got 'float': 1.5"),
         (None, WrongType, "must be int, but got 'NoneType': None"),
-        (True, WrongType, "must be int, but got 'bool': True"),
+        (True, WrongType, "must be int and must >= 0, but got 'True' with type 'bool'."),
     ],
 )
 def test_prefetch_when_bad_then_error_where_it_is_used(

@@ -42,6 +42,7 @@ def paths(pattern: str) -> list[str]:
         (r"wide\.mul", ["wide.mul"]),
         ("wide.mul", []),
         (r"wid\.mul", []),
+        (r"wide\\.mul", ["wide.mul"]),  # as the documents print it
         (r"wide\..*", ["wide.cast", "wide.mul", "wide.w1", "wide.w2"]),
         (r".*\.mul", ["wide.mul", "mul.mul"]),
         (r".*", ["add", "wide", "tied", "mul"]),

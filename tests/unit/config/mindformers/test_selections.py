@@ -95,6 +95,7 @@ def test_indices_when_read_then_layers_by_index_whatever_their_stage() -> None:
         ([0, 3, 99, -1], [0, 3]),
         ([True, 3], [1, 3]),
         ([], []),
+        ((0, 2), [0, 2]),
         (False, []),
         (True, list(range(8))),
     ):
@@ -104,7 +105,7 @@ def test_indices_when_read_then_layers_by_index_whatever_their_stage() -> None:
     assert read_indices(True, key="recompute").printed is True
 
 
-@pytest.mark.parametrize("value", [None, 1, (0, 1), [[0]], ["a"], [1.0], {"a": [0]}])
+@pytest.mark.parametrize("value", [None, 1, ([0],), [[0]], ["a"], [1.0], {"a": [0]}])
 def test_indices_when_of_another_form_then_error_names_key_and_value(value: object) -> None:
     with pytest.raises(InvalidConfiguration, match="Illegal input list for layers: ") as caught:
         read_indices(value, key="layers")

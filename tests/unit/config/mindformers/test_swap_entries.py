@@ -53,7 +53,7 @@ def test_entries_when_given_then_grouped_by_name_and_all_layers_stand_for_some()
     ("given", "error", "message"),
     [
         ({"layer_swap": "all"}, InvalidConfiguration, "layer_swap must be a list or dict.*'all'"),
-        ({"op_swap": ({},)}, InvalidConfiguration, "op_swap must be a list or dict"),
+        ({"op_swap": {1}}, InvalidConfiguration, "op_swap must be a list or dict"),
         (
             {"layer_swap": [1]},
             WrongType,

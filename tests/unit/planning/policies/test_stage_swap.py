@@ -116,6 +116,15 @@ def test_policy_when_carried_out_then_legal_and_lower_in_memory() -> None:
     assert schedule.prediction.peak_bytes < 0.9 * kept.prediction.peak_bytes
 
 
+def test_policy_when_all_storages_are_small_then_nothing_moves_and_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    policy = StageSwapPolicy(least_bytes=1 << 40)
+    assert make_plan(trace(), MACHINE, policy).decisions == ()
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "tensor_size_filter leaves out tensors below 1.00 TiB" in said
+
+
 def test_policy_when_storages_are_small_then_they_stay() -> None:
     plan = make_plan(trace(), MACHINE, StageSwapPolicy(least_bytes=6 * UNIT))
     sizes = {trace().storages[decision.storage].nbytes for decision in plan.decisions}

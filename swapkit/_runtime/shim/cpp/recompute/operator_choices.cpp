@@ -27,8 +27,8 @@ namespace {
 constexpr std::size_t few_carried = 64; // sweep at each operator up to this many groups
 
 struct ChoiceTable {
-    std::vector<Chosen> kinds;
-    std::unordered_map<const Named *, std::size_t> kind_of;
+    std::vector<Chosen> kinds; // what is the same for the operators of a kind; owns the placements
+    std::unordered_map<const Named *, Chosen> chosen;
 };
 
 // Immutable, except for the counts.
@@ -99,6 +99,7 @@ bool read_kinds(ChoiceTable *table, PyObject *kinds) {
             return false;
         }
         Chosen &kind = table->kinds.emplace_back(Chosen{});
+        kind.kind = table->kinds.size() - 1;
         kind.recomputes = recomputes != 0;
         kind.swaps = placement != Py_None;
         if (kind.swaps && !terms_read(placement, &kind.terms)) {
@@ -120,13 +121,13 @@ bool read_kind_places(ChoiceTable *table, const Py_buffer &bytes) {
     for (const Row &row : rows) {
         const Named *named = named_at(static_cast<std::size_t>(row.named));
         auto kind = static_cast<std::size_t>(row.kind);
-        if (named != nullptr && kind >= table->kinds.size()) {
+        if (kind >= table->kinds.size()) {
             PyErr_SetString(PyExc_ValueError, "a row names an unknown kind");
         }
         if (PyErr_Occurred() != nullptr) {
             return false;
         }
-        table->kind_of.emplace(named, kind);
+        table->chosen.emplace(named, table->kinds[kind]);
     }
     return true;
 }
@@ -143,16 +144,29 @@ PyObject *choices_make(PyTypeObject *type, PyObject *args, PyObject *) {
     if (is_read) {
         ChoiceTable *table = as_choices(made.get())->table = new ChoiceTable;
         is_read = read_kinds(table, kinds) && read_kind_places(table, places);
+        for (auto &each : table->chosen) {
+            each.second.table = made.get();
+        }
     }
     PyBuffer_Release(&places);
     return is_read ? made.release() : nullptr;
 }
 
-// seen(): return the number of operator runs of each kind.
+// seen(): return for each kind the number of operator runs, and of those whose choice is not void.
 PyObject *choices_seen(PyObject *self, PyObject *) {
+    const ChoiceTable *table = as_choices(self)->table;
+    struct Runs {
+        unsigned long long all, held;
+    };
+    std::vector<Runs> runs(table->kinds.size());
+    for (const auto &each : table->chosen) {
+        const Chosen &chosen = each.second;
+        runs[chosen.kind].all += chosen.seen;
+        runs[chosen.kind].held += chosen.is_void ? 0 : chosen.seen;
+    }
     Ref<> counts = Ref<>::steal(PyList_New(0));
-    for (const Chosen &kind : as_choices(self)->table->kinds) {
-        Ref<> count = Ref<>::steal(PyLong_FromUnsignedLongLong(kind.seen));
+    for (const Runs &each : runs) {
+        Ref<> count = Ref<>::steal(Py_BuildValue("(KK)", each.all, each.held));
         if (!counts || !count || PyList_Append(counts.get(), count.get()) != 0) {
             return nullptr;
         }
@@ -389,8 +403,8 @@ const Chosen *chosen_for(const Named *named, const Stack &stack) {
     if (here == nullptr || here->is_over) {
         return nullptr;
     }
-    auto found = here->choices->table->kind_of.find(named);
-    if (found == here->choices->table->kind_of.end()) {
+    auto found = here->choices->table->chosen.find(named);
+    if (found == here->choices->table->chosen.end()) {
         return nullptr;
     }
     std::vector<at::Tensor> given = tensors_given(named, stack);
@@ -406,16 +420,17 @@ const Chosen *chosen_for(const Named *named, const Stack &stack) {
     if (tag != here->tag || here->is_over) {
         return nullptr;
     }
-    Chosen &kind = here->choices->table->kinds[found->second];
-    kind.seen++;
-    bool holds = kind.swaps || (kind.recomputes && here->may_recompute);
+    Chosen &chosen = found->second;
+    chosen.seen++;
+    bool swaps = chosen.swaps && !chosen.is_void;
+    bool holds = swaps || (chosen.recomputes && here->may_recompute);
     if (!holds || choosing_packer() == nullptr) {
         return nullptr;
     }
-    if (kind.swaps && !send_pending()) {
+    if (swaps && !send_pending()) {
         swallow(named);
     }
-    return &kind;
+    return &chosen;
 }
 
 Ref<Mover> prepare_chosen(const Named *named, Mover *mover, const Stack &stack) {
@@ -463,7 +478,7 @@ void mark_chosen(const Chosen &chosen, const Named *named, const std::vector<at:
     for (Key key : made) {
         if (key.storage != nullptr) {
             key.version += named->declared.empty() ? 0 : 1; // torch bumps the version later
-            add_mark(key, chosen.terms);
+            add_mark(key, chosen.terms, chosen.table, &chosen.is_void);
         }
     }
 }

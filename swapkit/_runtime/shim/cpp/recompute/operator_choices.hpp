@@ -21,11 +21,14 @@
 
 namespace swapkit {
 
-// A user's choice for some operators of a module.
+// A user's choice for an operator of a module.
 struct Chosen {
-    Terms terms; // how the results are swapped, if they are; owns the choice
+    Terms terms; // how the results are swapped, if they are; borrowed from the table
     bool recomputes, swaps;
-    std::uint64_t seen; // operator runs
+    std::size_t kind;     // of the table
+    PyObject *table;      // borrowed
+    std::uint64_t seen;   // runs of the operator
+    mutable bool is_void; // whether a recomputed operator needed results, so that none are swapped
 };
 
 // `Choices(kinds, places)`: a table. `Choosing(table, tracker, may_recompute)`: a context manager

@@ -20,6 +20,8 @@ struct Entry {
     c10::StorageImpl *weak; // a weak reference: no other object gets its address
     Ref<> placement;
     Terms terms;
+    Ref<> owner; // of `is_void`
+    bool *is_void;
 };
 
 // Guarded by the GIL. Never destroyed: at exit no interpreter is left to release the choices.
@@ -196,17 +198,23 @@ Mark find_mark(Key key) {
     return found;
 }
 
-void add_mark(Key key, const Terms &terms) {
+void add_mark(Key key, const Terms &terms, PyObject *owner, bool *is_void) {
     if (entries.size() >= next_sweep) {
         sweep();
     }
     forget(key);
     entries.emplace(key, Entry{.weak = c10::raw::intrusive_ptr::make_weak(key.storage),
                                .placement = Ref<>::share(terms.placement),
-                               .terms = terms});
+                               .terms = terms,
+                               .owner = owner == nullptr ? Ref<>{} : Ref<>::share(owner),
+                               .is_void = is_void});
 }
 
 bool void_swap(Key key) {
+    auto found = entries.find(key);
+    if (found != entries.end() && found->second.is_void != nullptr) {
+        *found->second.is_void = true;
+    }
     forget(key);
     return spare_pending(key);
 }
