@@ -14,7 +14,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 from swapkit.cli.findings import Finding, Level
 from swapkit.cli.machine import find_machine
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 LEAST_DISK_BYTES = 64 << 20  # of the cache: a shim is some MB, and temporary files more
 SELF_TEST_SECONDS = 120.0
+TESTED = ("2.10", "2.11", "2.13", "2.14", "2.15")  # releases of torch
 
 
 def check_python() -> Finding:
@@ -77,9 +80,15 @@ def _lacking(name: str, text: str, remedy: str) -> Finding:
 
 
 def check_torch() -> Finding:
-    """Check torch's release against the range that swapkit asks for."""
+    """Check torch's release against the range that swapkit asks for, and those that were tested."""
     import torch
 
+    release = Version(torch.__version__)
+    if f"{release.major}.{release.minor}" not in TESTED:
+        tested = f"torch {torch.__version__} is untested with this swapkit"
+        remedy = f"tested: {', '.join(TESTED)}; with another release, compare a short training"
+    else:
+        tested = remedy = ""
     try:
         needs = importlib.metadata.requires("swapkit") or ()
     except importlib.metadata.PackageNotFoundError:
@@ -92,6 +101,8 @@ def check_torch() -> Finding:
     asked = next(each for each in map(Requirement, needs) if each.name == "torch")
     text = f"torch {torch.__version__} (swapkit needs {asked.specifier})"
     if asked.specifier.contains(str(torch.__version__), prereleases=True):
+        if tested:
+            return Finding(name="torch", text=tested, level=Level.NOTE, remedy=remedy)
         return Finding(name="torch", text=text)
     return Finding(
         name="torch",
@@ -103,9 +114,12 @@ def check_torch() -> Finding:
 
 def check_cache() -> Finding:
     """Compile the shim if the cache lacks it, and check for room on the cache's disk."""
-    from swapkit._runtime.shim.build import build_shim
+    from swapkit._runtime.shim.build import COMPILE_TIME, build_shim, shim_name
     from swapkit._runtime.shim.library import load_shim
+    from swapkit._runtime.shim.user_cache import find_cached
 
+    if find_cached(shim_name()) is None:
+        click.echo(f"compiling the shim for this torch: {COMPILE_TIME} ...", err=True)
     built = build_shim()
     load_shim()
     how = "compiled before" if built.seconds is None else f"compiled in {built.seconds:.1f} s"

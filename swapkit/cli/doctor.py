@@ -5,20 +5,22 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import click
 
 from swapkit.cli.base import DONE, FAILED, CliCommand
 from swapkit.cli.findings import Finding, Level, count_level, encode_findings
-from swapkit.cli.output import show_table, waiting
+from swapkit.cli.output import waiting
 from swapkit.errors import SwapkitError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_STYLES = {Level.GOOD: "green", Level.NOTE: "yellow", Level.PROBLEM: "bold red"}
+_COLOURS = {Level.GOOD: "green", Level.NOTE: "yellow", Level.PROBLEM: "red"}
 _REMEDY = "       -> "
 
 
@@ -37,10 +39,12 @@ def doctor(*, as_json: bool) -> int:
         for name, check in CHECKS:
             with waiting(name):
                 findings.append(run_check(name, check))
+            if not as_json:
+                _show_row(findings[-1])
     if as_json:
         click.echo(json.dumps(encode_findings(findings), indent=2))
     else:
-        _show(findings)
+        _show_remedies(findings)
     return FAILED if count_level(findings, Level.PROBLEM) else DONE
 
 
@@ -69,12 +73,13 @@ def run_check(name: str, check: Callable[[], Finding]) -> Finding:
         )
 
 
-def _show(findings: list[Finding]) -> None:
-    show_table(
-        ("", "check", "found"),
-        [(each.level.value, each.name, _first_line(each.text)) for each in findings],
-        styles=[_STYLES[each.level] for each in findings],
-    )
+def _show_row(finding: Finding) -> None:
+    row = f"{finding.level.value:7}  {finding.name:11}  {_first_line(finding.text)}"
+    click.secho(row, fg=None if os.environ.get("NO_COLOR") else _COLOURS[finding.level])
+    sys.stdout.flush()  # a check may take a minute
+
+
+def _show_remedies(findings: list[Finding]) -> None:
     for each in findings:
         if each.level is not Level.GOOD and (each.remedy or "\n" in each.text):
             click.echo(f"\n{each.level.value}: {each.name}: {each.text}")

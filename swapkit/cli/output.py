@@ -27,15 +27,12 @@ def take_stdout() -> TextIO:
     return open(own, "w", encoding="utf-8")
 
 
-def show_table(
-    heads: Sequence[str], rows: Sequence[Sequence[str]], *, styles: Sequence[str] = ()
-) -> None:
+def show_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print rows below their headings to stdout.
 
     Args:
         heads: a heading for each column.
         rows: the cells.
-        styles: for each row a style of rich, for terminals with colours; none: plain.
     """
     if not sys.stdout.isatty():
         click.echo(format_table(heads, rows))
@@ -45,8 +42,8 @@ def show_table(
     from rich.table import Table
 
     table = Table(*heads, box=SIMPLE_HEAD, pad_edge=False)
-    for position, row in enumerate(rows):
-        table.add_row(*_plain(row), style=styles[position] if styles else None)
+    for row in rows:
+        table.add_row(*_plain(row))
     Console().print(table)
 
 

@@ -5,7 +5,7 @@ of the sources, so that a new torch or a new swapkit never loads an old shim.
 
 Nearly all of the compile time goes to torch's headers. So the sources are compiled as two parallel
 units, and each unit reads its headers once: sources that need ATen's headers, and sources that need
-only c10's. (12 separate sources take 22 s of CPU, two units 11 s, one unit 8.5 s.) A unit is one
+only c10's. Half of a unit's time is reading headers, the other half optimizing code. A unit is one
 translation unit: names in its sources' anonymous namespaces must not clash. `make check` also
 compiles each source separately.
 """
@@ -49,6 +49,8 @@ OPTIONS = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=default", DIRECT, "-w")
 LIBRARIES = ("-lc10", "-ltorch_cpu")
 LOCK = "shim.lock"
 PARTIAL = "shim-", ".tmp"  # the names of folders for compilations begin and end so
+# For messages: on two idle cores, and on two that ten processes share.
+COMPILE_TIME = "20 to 90 s"
 # How long to wait for another process that compiles. After that, this process compiles too.
 PATIENCE_SECONDS = 300.0
 
@@ -114,7 +116,10 @@ def compile_shim(folder: Path, *, often: str = ", once") -> Path:
     headers = find_headers()
     # A warning, so that it shows without logging set up: the program stands still for a while.
     _log.warning(
-        "swapkit: compiling its allocator for torch %s%s: about 10 s", torch.__version__, often
+        "swapkit: compiling its allocator for torch %s%s: %s",
+        torch.__version__,
+        often,
+        COMPILE_TIME,
     )
     name = shim_name()
     prefix, suffix = PARTIAL

@@ -34,6 +34,20 @@ def let_find(monkeypatch: pytest.MonkeyPatch, *findings: Finding) -> None:
     monkeypatch.setattr(checks, "CHECKS", [(each.name, make(each)) for each in findings])
 
 
+def test_doctor_when_a_check_runs_then_the_rows_before_it_are_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[str] = []
+
+    def check() -> Finding:
+        seen.append(capsys.readouterr().out)
+        return GOOD
+
+    monkeypatch.setattr(checks, "CHECKS", [("numa", lambda: NOTE), ("torch", check)])
+    assert cli.main(["doctor"]) == 0
+    assert seen == ["note     numa         unknown\n"]
+
+
 @pytest.mark.parametrize(("findings", "code"), [([GOOD, NOTE], 0), ([GOOD, NOTE, BAD], 1)])
 def test_doctor_when_run_then_a_line_for_each_check_and_the_remedies(
     findings: list[Finding],
@@ -44,7 +58,7 @@ def test_doctor_when_run_then_a_line_for_each_check_and_the_remedies(
     let_find(monkeypatch, *findings)
     assert cli.main(["doctor"]) == code
     said = capsys.readouterr().out
-    assert "torch  torch 2.13\n" in said
+    assert "torch        torch 2.13\n" in said
     assert "note: numa: unknown\n       -> install lspci\n" in said
     assert ("problem: cache: full\ndisk\n       -> make room\n" in said) is (code == 1)
     assert said.endswith(f"\n{code} problem(s), 1 note(s)\n")
@@ -110,18 +124,22 @@ def test_compiler_when_there_is_none_then_a_problem_unless_the_shim_is_compiled(
         ("2.10.0", Level.GOOD),
         ("2.13.0+cpu", Level.GOOD),
         ("2.14.0a0+git12ab34c", Level.GOOD),
+        ("2.12.0", Level.NOTE),
+        ("2.16.0", Level.NOTE),
         ("2.9.1", Level.PROBLEM),
         ("3.0.0a0", Level.PROBLEM),
     ],
 )
-def test_release_when_out_of_range_then_a_problem(
+def test_release_when_untested_then_a_note_and_out_of_range_a_problem(
     version: str, level: Level, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "__version__", version)
     monkeypatch.setattr(importlib.metadata, "requires", lambda _: ["numpy>=1", "torch<3,>=2.10"])
     found = checks.check_torch()
     assert found.level is level
-    assert found.remedy == ("pip install 'torch<3,>=2.10'" if level is Level.PROBLEM else "")
+    if level is Level.NOTE:
+        assert found.text == f"torch {version} is untested with this swapkit"
+    assert found.remedy.startswith("pip install 'torch<3,>=2.10'") is (level is Level.PROBLEM)
 
 
 @pytest.mark.parametrize(

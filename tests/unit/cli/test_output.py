@@ -19,18 +19,18 @@ def show_on_terminal(
     for name, value in {"TERM": "xterm-256color", "COLUMNS": "40", **environment}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    show_table(("level", "what"), ROWS, styles=["green", "bold red"])
+    show_table(("level", "what"), ROWS)
     return capsys.readouterr().out
 
 
 def test_table_when_there_is_no_terminal_then_plain_lines(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    show_table(("level", "what"), ROWS, styles=["green", "bold red"])
+    show_table(("level", "what"), ROWS)
     assert capsys.readouterr().out == "level    what\nok       [a]\nproblem  b\n"
 
 
-def test_table_when_on_a_terminal_then_coloured_with_all_cells(
+def test_table_when_on_a_terminal_then_styled_with_all_cells(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -38,11 +38,3 @@ def test_table_when_on_a_terminal_then_coloured_with_all_cells(
     assert "\x1b[" in said
     assert "[a]" in said
     assert "─" in said
-
-
-def test_table_when_colours_are_unwanted_then_none(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = show_on_terminal(monkeypatch, capsys, NO_COLOR="1")
-    assert "\x1b[3" not in said, "no colour"
-    assert "[a]" in said
