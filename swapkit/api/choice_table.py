@@ -13,7 +13,7 @@ import torch
 from swapkit._runtime.execution.planned_recomputation import repetition_of
 from swapkit._runtime.model.model_parts import gather_parts
 from swapkit._runtime.recompute.captured import why_twice
-from swapkit._runtime.user_choices.operator_choices import Runs
+from swapkit._runtime.user_choices.operator_choices import OperatorRuns
 from swapkit._runtime.user_choices.wrapping import (
     carry_marks,
     chosen_functions,
@@ -200,11 +200,8 @@ def _rows_of(
     verdicts = _judge_each([choice for choice, _ in counted])
     inside = around if part is None or part.judgement.recompute is None else path
     for choice, count in counted:
-        reason = (
-            verdicts[id(choice)].reason
-            or _why_void(choice, inside if choice.operator else around)
-            or _why_no_run_holds(count)
-        )
+        region = inside if choice.operator else around
+        reason = verdicts[id(choice)].reason or _why_void(choice, region, count)
         shown = ChosenRow(
             where=".".join(filter(None, (path, choice.operator))) or MODEL,
             what=str(choice.what),
@@ -212,16 +209,16 @@ def _rows_of(
             holds=not reason,
             reason=reason,
             twice="" if reason else _why_twice(choice, owner),
-            operators=count.held if isinstance(count, Runs) else count,
+            operators=_count_held(count),
         )
         yield shown, choice
 
 
 def _count_operators(
     part: Part | None, repetition: PlannedRepetition | None
-) -> list[tuple[Choice, Runs | int | None]]:
+) -> list[tuple[Choice, OperatorRuns | int | None]]:
     """Return the choices of users and of a plan, each with its count of operators so far."""
-    counted: list[tuple[Choice, Runs | int | None]] = []
+    counted: list[tuple[Choice, OperatorRuns | int | None]] = []
     if part is not None:
         counted += [(choice, part.count_of(choice)) for choice in part.choices]
     if repetition is not None:
@@ -236,18 +233,19 @@ def _why_twice(choice: Choice, owner: object) -> str:
     return why_twice(choice.what, owner)
 
 
-def _why_void(choice: Choice, region: str | None) -> str:
-    """Return why a choice has no effect in its enclosing region; empty: it has one."""
+def _why_void(choice: Choice, region: str | None, count: OperatorRuns | int | None) -> str:
+    """Return why a choice has no effect in its region, or for any run; empty: it has one."""
     is_of_region = choice.what.kind == "swap" or (
         choice.operator and choice.what.kind == "recompute"
     )
-    return f"{region or MODEL} is recomputed" if region is not None and is_of_region else ""
-
-
-def _why_no_run_holds(count: Runs | int | None) -> str:
-    """Return why a choice holds for no operator that ran; empty: it does, or none has run."""
-    is_void = isinstance(count, Runs) and count.all > 0 and count.held == 0
+    if region is not None and is_of_region:
+        return f"{region or MODEL} is recomputed"
+    is_void = isinstance(count, OperatorRuns) and count.all > 0 and count.held == 0
     return "a recomputed operator needs its results" if is_void else ""
+
+
+def _count_held(count: OperatorRuns | int | None) -> int | None:
+    return count.held if isinstance(count, OperatorRuns) else count
 
 
 def _judge_each(choices: Sequence[Choice]) -> dict[int, Verdict]:

@@ -22,13 +22,14 @@ from swapkit._runtime.model.model_parts import gather_parts
 from swapkit._runtime.optimizer.wrapped import list_optimizers
 from swapkit._runtime.recording.training_state import TrainingState
 from swapkit._runtime.saved.device import CPU
+from swapkit.api.budget_trials import BudgetNeed, BudgetTrial
 from swapkit.api.budgets import budget as open_session
 from swapkit.api.planning import find_machine
 from swapkit.api.recording import check_step, find_place, find_setting, record_with
 from swapkit.errors import InvalidArgument
 from swapkit.planning.estimates import Batches, find_need, find_smallest, find_times
 from swapkit.reporting.estimates import Estimate, LargestBatch
-from swapkit.units import MIB, parse_bytes, round_up, show
+from swapkit.units import MIB, parse_bytes, show
 
 if TYPE_CHECKING:
     import os
@@ -48,10 +49,6 @@ if TYPE_CHECKING:
 GRANULE_BYTES = {"cpu": 4096}
 ACCELERATOR_GRANULE_BYTES = 2 * MIB
 COUNT = 2  # of the batch sizes
-# Steps tried in the smallest budget: so many in the same one, but not more in all.
-TRIALS, MOST_TRIALS = 3, 8
-# Granules that a budget needs beyond the tried one: in a new process, gaps lie elsewhere.
-GAPS = 8
 _SIZES = "two batch sizes, such as batch_sizes=(8, 16)"
 
 
@@ -147,12 +144,12 @@ def estimate(  # noqa: PLR0913 - keyword arguments of the main interface
             if machine is not None or not is_modelled:
                 found = find_machine(machine, traces[-1], traces[-1].peak_bytes)
             need = find_need(traces[-1], found, granule_bytes)
-            tried_bytes = 0
+            tried = BudgetNeed()
             if not is_modelled:
-                tried_bytes = _try_steps(steps[-1], whole, optimizers, traces[-1])
+                tried = _try_steps(steps[-1], whole, optimizers, traces[-1])
         finally:
             state.restore()
-    return _conclude(traces, sizes, found, sorted(set(budgets)), need, tried_bytes)
+    return _conclude(traces, sizes, found, sorted(set(budgets)), need, tried)
 
 
 def _try_steps(
@@ -160,9 +157,9 @@ def _try_steps(
     model: torch.nn.Module | None,
     optimizers: Sequence[torch.optim.Optimizer],
     trace: Trace,
-) -> int:
-    """Return a budget in which a new session trains with the step."""
-    trial = Trial(trace)
+) -> BudgetNeed:
+    """Return what a new session needs to train with the step."""
+    trial = BudgetTrial(trace)
     with contextlib.ExitStack() as session:
 
         def begin(limit_bytes: int) -> None:
@@ -180,57 +177,7 @@ def _try_steps(
             step()
             while not trial.is_over():
                 step()
-    return trial.figures()["tried_bytes"]
-
-
-class Trial:
-    """The first steps of a session in the smallest budget, which grows if a request would fail."""
-
-    profile_steps = MOST_TRIALS + 1  # of the session: it makes no plan
-
-    def __init__(self, trace: Trace, before_bytes: int = 0) -> None:
-        """Begin nothing yet.
-
-        Args:
-            trace: of such a step, on a device of this process.
-            before_bytes: most memory in use before the first step: then there were no states.
-        """
-        self._installation = ensure_installation(torch.device(trace.device))
-        granule_bytes = self._installation.device.backend.granule_bytes
-        need = find_need(trace, None, granule_bytes)
-        self._outside_bytes = before_bytes and round_up(
-            before_bytes + need.optimizer_bytes, granule_bytes
-        )
-        self._least_bytes = max(need.smallest_bytes, self._outside_bytes)
-        self._tried_bytes: list[int] = []  # budgets at the ends of steps
-
-    @contextlib.contextmanager
-    def begin(self, begin_session: Callable[[int], object]) -> Iterator[None]:
-        """Begin a session for the steps inside.
-
-        Args:
-            begin_session: begins one with a limit in bytes.
-        """
-        pool = self._installation.pool
-        pool.trim()
-        limit_bytes = max(self._least_bytes, pool.stats()["reserved_bytes.all.current"])
-        begin_session(limit_bytes)
-        with self._installation.growing():
-            yield
-
-    def is_over(self) -> bool:
-        """Note that a step ended; return whether enough steps ran in the same budget."""
-        self._tried_bytes.append(self._installation.device.budget_bytes)
-        steps = len(self._tried_bytes)
-        has_held = steps >= TRIALS and len(set(self._tried_bytes[-TRIALS:])) == 1
-        return has_held or steps >= MOST_TRIALS
-
-    def figures(self) -> dict[str, int]:
-        """Return the figures as arguments of `estimate_trace`."""
-        tried_bytes = max(self._tried_bytes, default=0)
-        if tried_bytes:
-            tried_bytes += GAPS * self._installation.device.backend.granule_bytes
-        return {"tried_bytes": tried_bytes, "outside_bytes": self._outside_bytes}
+    return trial.result()
 
 
 def estimate_trace(
@@ -238,8 +185,7 @@ def estimate_trace(
     budgets: Sequence[Amount],
     machine: Machine | str | None = None,
     *,
-    tried_bytes: int = 0,
-    outside_bytes: int = 0,
+    tried: BudgetNeed | None = None,
 ) -> Estimate:
     """Return the estimate of a step that is recorded already.
 
@@ -247,8 +193,7 @@ def estimate_trace(
         trace: of a step whose optimizer had its states before.
         budgets: as for `estimate`; "auto": of the trace's device, on which swapkit is installed.
         machine: as for `estimate`.
-        tried_bytes: a budget in which steps ran without a plan; 0: none was tried.
-        outside_bytes: most memory in use outside of steps.
+        tried: what steps needed without a plan; None: none was tried.
 
     Raises:
         InvalidArgument: a budget is invalid, or this machine does not have the trace's device.
@@ -258,21 +203,20 @@ def estimate_trace(
     installation = ensure_installation(place) if AUTO in budgets else None
     limits = [_parse_budget(each, trace, installation) for each in budgets]
     need = find_need(trace, found, _granule_bytes(installation, trace))
-    return _conclude([trace], None, found, sorted(set(limits)), need, tried_bytes, outside_bytes)
+    return _conclude([trace], None, found, sorted(set(limits)), need, tried or BudgetNeed())
 
 
-def _conclude(  # noqa: PLR0913, PLR0917 - of two callers
+def _conclude(
     traces: Sequence[Trace],
     sizes: tuple[int, int] | None,
     machine: Machine | None,
     budgets: Sequence[int],
     planned: MemoryNeed,
-    tried_bytes: int,
-    outside_bytes: int = 0,
+    tried: BudgetNeed,
 ) -> Estimate:
     """Return the estimate; `planned`: the need of a session that has a plan."""
     trace = traces[-1]
-    smallest_bytes = max(planned.smallest_bytes, tried_bytes, outside_bytes)
+    smallest_bytes = max(planned.smallest_bytes, *tried)
     need = replace(
         planned,
         smallest_bytes=smallest_bytes,
@@ -280,7 +224,9 @@ def _conclude(  # noqa: PLR0913, PLR0917 - of two callers
     )
     largest: tuple[LargestBatch, ...] = ()
     if sizes is not None:
-        gaps_bytes = max(0, tried_bytes - planned.smallest_bytes)  # likewise with other sizes
+        gaps_bytes = max(
+            0, tried.budget_bytes - planned.smallest_bytes
+        )  # likewise with other sizes
 
         def measure(each: Trace) -> int:
             return find_smallest(each, machine, 1) + gaps_bytes
@@ -296,7 +242,7 @@ def _conclude(  # noqa: PLR0913, PLR0917 - of two callers
         optimizer_bytes=need.optimizer_bytes,
         operator=need.operator,
         operator_bytes=planned.smallest_bytes - need.floor_bytes,
-        outside_bytes=outside_bytes,
+        outside_bytes=tried.outside_bytes,
         step_seconds=trace.seconds,
         times=() if machine is None else find_times(trace, machine, need, budgets),
         budgets=tuple(budgets),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing import TextIO
 
     from swapkit._runtime.session.session import Session
-    from swapkit.api.estimation import Trial
+    from swapkit.api.budget_trials import BudgetNeed, BudgetTrial
     from swapkit.cli.script_budget import ScriptBudget
     from swapkit.ir.traces import Trace
     from swapkit.reporting.estimates import Estimate
@@ -79,7 +79,7 @@ def estimate(
     stdout: TextIO | None = None
     if not is_module and Path(program[0]).suffix == _TRACE_SUFFIX:
         trace = _read_trace(program)
-        tried: dict[str, int] = {}
+        tried = None
     else:
         stdout = take_stdout() if as_json else None
         script = Script(name=program[0], is_module=is_module, arguments=program[1:])
@@ -102,12 +102,12 @@ def _read_trace(program: Sequence[str]) -> Trace:
 
 
 def _estimate(
-    trace: Trace, budgets: Sequence[str], machine_file: str | None, tried: dict[str, int]
+    trace: Trace, budgets: Sequence[str], machine_file: str | None, tried: BudgetNeed | None
 ) -> Estimate:
     from swapkit.api.estimation import estimate_trace
 
     with waiting("planning for several budgets"):
-        return estimate_trace(trace, budgets, machine_file, **tried)
+        return estimate_trace(trace, budgets, machine_file, tried=tried)
 
 
 class _Recording:
@@ -117,14 +117,13 @@ class _Recording:
         self._device = device
         self._budget: ScriptBudget | None = None
         self._trace: Trace | None = None
-        self._trial: Trial | None = None
+        self._trial: BudgetTrial | None = None
         self._trials = contextlib.ExitStack()  # while steps are tried
 
     @property
-    def tried(self) -> dict[str, int]:
-        """What was tried, as arguments of `estimate_trace`."""
-        trial = self._trial
-        return {} if trial is None else trial.figures()
+    def tried(self) -> BudgetNeed | None:
+        """What steps of the script needed; None: none was tried."""
+        return None if self._trial is None else self._trial.result()
 
     def run(self, script: Script) -> Trace | int:
         """Return the recorded step, or the exit code of a script that ended before.
@@ -173,11 +172,11 @@ class _Recording:
         """Try steps once the session has a recorded one, then end the script."""
         assert self._budget is not None
         if self._trial is None and session.trace is not None:
-            from swapkit.api.estimation import Trial
+            from swapkit.api.budget_trials import BudgetTrial
 
             self._trace = session.trace
-            self._trial = Trial(self._trace, self._budget.before_bytes)
-            restart = partial(self._budget.restart, profile_steps=Trial.profile_steps)
+            self._trial = BudgetTrial(self._trace, self._budget.before_bytes)
+            restart = partial(self._budget.restart, profile_steps=BudgetTrial.profile_steps)
             self._trials.enter_context(self._trial.begin(restart))
         elif self._trial is not None and self._trial.is_over():
             raise _Recorded

@@ -128,10 +128,13 @@ class ScriptBudget:
         if self._is_ready and self._is_quiet():
             self._begin_planning()
         elif not any(each() is module for each in self._roots) and _is_trained(module):
-            if not (self._roots or self.trainings):
-                stats = swapkit.memory_stats(self._options.get("device"))
-                self.before_bytes = stats["allocated_bytes.all.peak"]
-            self._roots.append(weakref.ref(module))
+            self._note_root(module)
+
+    def _note_root(self, module: torch.nn.Module) -> None:
+        if not (self._roots or self.trainings):
+            stats = swapkit.memory_stats(self._options.get("device"))
+            self.before_bytes = stats["allocated_bytes.all.peak"]
+        self._roots.append(weakref.ref(module))
 
     def leave(self, module: torch.nn.Module) -> None:
         """Do nothing: only the begin of a call matters."""

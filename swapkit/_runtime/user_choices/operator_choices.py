@@ -41,18 +41,18 @@ _PASS = Scope(Placement(Action.PASS))
 _lock = make_fork_lock()  # held while a table is made
 
 
-class Runs(NamedTuple):
+class OperatorRuns(NamedTuple):
     """Numbers of operators that ran."""
 
     all: int
     held: int  # those whose choice is not void because a recomputed operator needs their results
 
-    def add(self, other: Runs) -> Runs:
+    def add(self, other: OperatorRuns) -> OperatorRuns:
         """Return the sums."""
-        return Runs(self.all + other.all, self.held + other.held)
+        return OperatorRuns(self.all + other.all, self.held + other.held)
 
 
-_NO_RUNS = Runs(0, 0)
+_NO_RUNS = OperatorRuns(0, 0)
 
 
 class ChosenOperators:
@@ -70,7 +70,7 @@ class ChosenOperators:
         """How many operators ran, by choice."""
         return {choice: runs.all for choice, runs in self.runs().items()}
 
-    def runs(self) -> dict[Choice, Runs]:
+    def runs(self) -> dict[Choice, OperatorRuns]:
         """Return how many operators ran, by choice."""
         counts = dict(self._counts)
         if self._table is not None:
@@ -95,7 +95,7 @@ class ChosenOperators:
         """Return and count the choices for an `autograd.Function` that runs now, by its name."""
         found = self._match((name,))
         for choice in found:
-            self._counts[choice] = self._counts[choice].add(Runs(1, 1))
+            self._counts[choice] = self._counts[choice].add(OperatorRuns(1, 1))
         return tuple(replace(choice, operator="") for choice in found)
 
     def _match(self, names: tuple[str, ...]) -> list[Choice]:
@@ -119,11 +119,11 @@ class _OperatorTable:
             tuple(_terms_of(judge(each)) for each in self._choices), places
         )
 
-    def add_counts(self, counts: dict[Choice, Runs]) -> None:
+    def add_counts(self, counts: dict[Choice, OperatorRuns]) -> None:
         """Add the number of operators that ran to the counts by choice."""
         for choices, runs in zip(self._choices, self.made.seen(), strict=True):
             for choice in choices:
-                counts[choice] = counts[choice].add(Runs(*runs))
+                counts[choice] = counts[choice].add(OperatorRuns(*runs))
 
 
 def _kinds_of(patterns: tuple[str, ...], known: int) -> tuple[list[tuple[int, ...]], bytes]:

@@ -32,7 +32,7 @@ from swapkit.registry import Choice, judge
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from swapkit._runtime.user_choices.operator_choices import Runs
+    from swapkit._runtime.user_choices.operator_choices import OperatorRuns
 
 _KEEP = Scope(Placement(Action.KEEP))
 _NOTHING = contextlib.nullcontext()
@@ -116,7 +116,7 @@ class Part:
             return mark_operators(self.operators)
         return carrying() if self.is_carrier else _NOTHING
 
-    def count_of(self, choice: Choice) -> Runs | None:
+    def count_of(self, choice: Choice) -> OperatorRuns | None:
         """Return how many operators ran that a choice is for; None: it is not for operators."""
         return None if self.operators is None else self.operators.runs().get(choice)
 
