@@ -14,6 +14,7 @@ from torch.utils import _python_dispatch
 
 import swapkit
 from swapkit._runtime.recompute import captured
+from swapkit._runtime.recompute.region_findings import Known
 from swapkit._runtime.saved import hooks
 from swapkit._runtime.thread_state import thread_state
 from swapkit._runtime.torch_compat.dispatch_modes import DispatchMode
@@ -56,7 +57,7 @@ def test_region_when_interrupted_anywhere_then_nothing_of_it_is_left_open(
         assert in_use() == before, nth
         assert torch.ones(1, requires_grad=True).sum().requires_grad, nth
         if is_first:
-            monkeypatch.setattr(captured, "_known", captured._Known())
+            monkeypatch.setattr(captured, "_known", Known())
         nth += 1 if nth < 400 else 7
         assert nth < MOST
     assert nth > places // 10, (nth, places)

@@ -13,6 +13,7 @@ from torch import nn
 import swapkit
 from swapkit._runtime.execution.plan_executor import PlanExecutor
 from swapkit._runtime.recompute import captured, regions
+from swapkit._runtime.recompute.region_findings import Known, RegionFinding, RegionWay
 from swapkit._runtime.saved.limits import Limits
 from swapkit.ir.plans import Action
 from swapkit.ir.traces import Phase
@@ -44,7 +45,7 @@ def _refuse(*_: object, **__: object) -> None:
 @pytest.fixture(autouse=True)
 def only_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nothing be known of regions that others have run, and none go torch's way."""
-    monkeypatch.setattr(captured, "_known", captured._Known())
+    monkeypatch.setattr(captured, "_known", Known())
     monkeypatch.setattr(regions, "checkpoint", _refuse)
 
 
@@ -201,7 +202,7 @@ def test_states_when_all_is_rescued_time_and_again_then_same_bits(
     plain = train_plainly(make, 3)
     training = make()
     if is_known:  # else the first run, which is looked at, is rescued as well
-        found = captured.Finding(captured.Way.CAPTURED)
+        found = RegionFinding(RegionWay.CAPTURED)
         monkeypatch.setattr(captured._known, "find", lambda _: found)
     with swapkit.budget(
         plain.budget(PLENTY),

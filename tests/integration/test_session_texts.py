@@ -107,7 +107,7 @@ def test_size_in_a_failure_when_taken_then_the_whole_step_fits(
         step()
 
     def train(limit_bytes: int) -> None:
-        trained = [each for each in (model, optimizer) if each is not None] if knows else []
+        trained = (model, optimizer) if knows else (None, None)
         with swapkit.budget(limit_bytes, *trained, policy=policy) as session:
             for _ in range(5):
                 step(session)

@@ -73,6 +73,7 @@ def test_tables_and_out_of_memory_when_names_are_hostile_then_shown_as_escapes()
         budget=1,
         device_bytes=1,
         in_use=1,
+        active=1,
         reserved=1,
         where=HOSTILE,
         holders=[Holder(HOSTILE, 1, 1)],

@@ -85,12 +85,8 @@ def _inside(thing: Any) -> list[object]:  # noqa: ANN401 - anything
         return [each for item in list(thing.items()) for each in item]
     if isinstance(thing, _CONTAINERS):
         return list(thing)
-    if isinstance(thing, functools.partial):
-        return [thing.func, thing.args, thing.keywords]
-    if isinstance(thing, types.MethodType):
-        return [thing.__self__, thing.__func__]
-    if isinstance(thing, types.FunctionType):
-        return [] if _is_of_library(thing.__module__) else _inside_function(thing)
+    if isinstance(thing, (functools.partial, types.MethodType, types.FunctionType)):
+        return _inside_callable(thing)
     if isinstance(thing, torch.nn.Module):
         return [*vars(thing).values(), type(thing).forward]
     if type(thing) is not types.SimpleNamespace and _is_of_library(type(thing).__module__):
@@ -98,7 +94,15 @@ def _inside(thing: Any) -> list[object]:  # noqa: ANN401 - anything
     return list(getattr(thing, "__dict__", {}).values())
 
 
-def _inside_function(function: types.FunctionType) -> list[object]:
+def _inside_callable(
+    function: functools.partial[Any] | types.MethodType | types.FunctionType,
+) -> list[object]:
+    if isinstance(function, functools.partial):
+        return [function.func, function.args, function.keywords]
+    if isinstance(function, types.MethodType):
+        return [function.__self__, function.__func__]
+    if _is_of_library(function.__module__):
+        return []
     names = function.__code__.co_names
     cells = [each.cell_contents for each in function.__closure__ or () if _is_filled(each)]
     found = [function.__globals__[name] for name in names if name in function.__globals__]

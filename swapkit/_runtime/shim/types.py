@@ -1,7 +1,4 @@
-"""Types of the compiled shim for saved tensors, their storages and movers, as protocols.
-
-`cpp/saved/saved_tensors.hpp` describes them, and `library.py` loads them.
-"""
+"""Types of the shim for saved tensors, storages and movers (`cpp/saved/saved_tensors.hpp`)."""
 
 from __future__ import annotations
 

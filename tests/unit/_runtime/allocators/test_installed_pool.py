@@ -36,6 +36,9 @@ class FakeSession:
         self.asked: list[int] = []
         self.held: list[torch.Tensor] = []
 
+    def facts(self) -> list[str]:
+        return []
+
     def rescue(self, needed_bytes: int) -> int:
         self.asked.append(needed_bytes)
         self.held.clear()

@@ -537,54 +537,6 @@ PyObject *packer_new(Mover *mover, PyObject *placement) {
     return packer.release();
 }
 
-namespace {
-
-// Return whether a leaf does not need its group's bytes: the program has assigned its `.data`, or
-// has kept its memory, which the group has released.
-bool is_apart(const c10::TensorImpl *leaf, const Group *group) {
-    return !leaf->has_storage() || leaf->unsafe_storage().unsafeGetStorageImpl() != group->storage;
-}
-
-PyObject *weight_of(Handle *handle) {
-    c10::TensorImpl *found = handle_read(handle);
-    if (found == nullptr) {
-        Ref<> refused = Ref<>::steal(
-            PyObject_CallFunctionObjArgs(links.refuse_emptied, handle, Py_None, nullptr));
-        return nullptr;
-    }
-    PyObject *tensor = wrap(found);
-    c10::raw::intrusive_ptr::decref(found);
-    return tensor;
-}
-
-// Return the tensor of a handle. The lock of its group, if any, is held. Null: an exception is set.
-PyObject *tensor_of(Handle *handle) {
-    if (handle->weight != nullptr) {
-        return weight_of(handle);
-    }
-    c10::TensorImpl *leaf = handle_leaf(handle);
-    if (handle->group == nullptr && leaf == nullptr) {
-        return wrap(handle->alias);
-    }
-    bool is_given = handle->group == nullptr || (leaf != nullptr && is_apart(leaf, handle->group));
-    bool is_there = is_given || (handle_bytes(handle) && (!handle_has_changed_inside(handle) ||
-                                                          handle_refuse_moved(handle)));
-    PyObject *tensor = nullptr;
-    if (is_there) {
-        // Do not return the alias: another thread may strip it before autograd has read it.
-        c10::TensorImpl *view = leaf != nullptr ? std::exchange(leaf, nullptr) //
-                                                : detached(handle->alias);
-        tensor = wrap(view);
-        c10::raw::intrusive_ptr::decref(view);
-    }
-    if (leaf != nullptr) {
-        c10::raw::intrusive_ptr::decref(leaf);
-    }
-    return tensor;
-}
-
-} // namespace
-
 PyObject *unpack(PyObject *, PyObject *argument) {
     if (Py_TYPE(argument) != &handle_type) {
         if (PyObject_HasAttr(argument, interned<"unpack">()) == 0) {

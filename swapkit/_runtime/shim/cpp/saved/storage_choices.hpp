@@ -9,8 +9,8 @@
 // is *void*). Autograd saves an operator's operands before the operator is seen to run. While a
 // thread watches its operators, marked storages, and those saved in a configuration's scope, are
 // therefore sent only at the thread's next chosen operator, or once autograd has made two more
-// nodes: by then the next operator has run. A user's choice for an operator is void as a whole: from
-// then on, no result of the operator in that module is marked.
+// nodes: by then the next operator has run. A user's choice for an operator is void as a whole:
+// from then on, no result of the operator in that module is marked.
 //
 // Everything here needs the GIL. The groups that a thread has saved and not sent are its own.
 #ifndef SWAPKIT_STORAGE_CHOICES_HPP
@@ -34,7 +34,8 @@ Mark find_mark(Key key);
 // Mark a storage at a version with terms. `is_void`: set if the swap turns out void; lives as long
 // as `owner`. Null: nothing depends on it.
 void add_mark(Key key, const Terms &terms, PyObject *owner = nullptr, bool *is_void = nullptr);
-// Remove a storage's mark, and withdraw a swap not yet sent: it is void. False: an exception is set.
+// Remove a storage's mark, and withdraw a swap not yet sent: it is void. False: an exception is
+// set.
 bool void_swap(Key key);
 // Start to watch this thread's operators; stop it (calls nest). False: an exception is set.
 void watch_begin();

@@ -1,0 +1,187 @@
+"""Calls of parts, and whether they are captured, run twice, or keep everything."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import functools
+import warnings
+import weakref
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import torch
+
+from swapkit._runtime.recompute.arguments import Template
+from swapkit._runtime.recompute.kinds import kind_of, kind_of_tensor, number_of, options_of
+from swapkit._runtime.torch_compat.isolation import untraced_itself
+from swapkit.texts import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+_Value = TypeVar("_Value")
+
+_MOST_KNOWN = 4096  # findings: one for each function and kind of arguments
+RUN_ONCE = (
+    "Its results and gradients do not change, but side effects happen twice that swapkit does not "
+    "see, such as output. To let it run once, keep what it saves: swapkit.keep(module)"
+)
+RUN_TWICE = (
+    "It does not run a second time, since it changes objects or tensors outside of itself. To save "
+    "the memory, make these changes outside of the part, or let it run twice, as torch's "
+    "checkpoint would: swapkit.checkpoint(module, check_values=True)"
+)
+
+
+class RegionCall:
+    """A call of a function, its tensors, and a key for its kind."""
+
+    __slots__ = ("args", "function", "key", "kwargs", "tensors")
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        save: tuple[Any, ...],
+    ) -> None:
+        self.function = function
+        self.args = args
+        self.kwargs = kwargs
+        self.tensors: list[torch.Tensor] = []
+        kinds: list[Hashable] = [kind_of(function), save, tuple(kwargs)]
+        kinds.append(torch.is_autocast_enabled())
+        others: list[object] = [function] if type(function) is functools.partial else []
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, torch.Tensor):
+                self.tensors.append(value)
+                continue
+            kinds.append(kind_of(value))
+            if not isinstance(value, (torch.nn.Module, int, float, str, type(None))):
+                others.append(value)
+        if others:
+            self.tensors += Template(others).take_tensors()
+        kinds += map(kind_of_tensor, self.tensors)
+        self.key = tuple(kinds)
+
+    @untraced_itself
+    def run(self) -> Any:  # noqa: ANN401 - whatever the function returns
+        """Run the call as without a choice."""
+        return self.function(*self.args, **self.kwargs)
+
+    @property
+    def owner(self) -> object:
+        """The module or function that is called."""
+        return _owner_of(self.function, self.args)
+
+
+def _owner_of(function: Any, args: tuple[Any, ...]) -> object:  # noqa: ANN401
+    while isinstance(function, functools.partial):
+        args = (*function.args, *args)
+        function = function.func
+    for owner in (function, getattr(function, "__self__", None), *args[:1]):
+        if isinstance(owner, torch.nn.Module):
+            return owner
+    return function
+
+
+class RegionWay(enum.Enum):
+    """How calls of a part run."""
+
+    CAPTURED = enum.auto()
+    TWICE = enum.auto()  # as in torch's checkpoint
+    KEPT = enum.auto()  # as without a choice: nothing is recomputed
+
+
+class RegionFinding(NamedTuple):
+    """What was found about calls. `is_settled`: it holds whatever they keep."""
+
+    way: RegionWay
+    reason: str = ""
+    is_settled: bool = False
+
+
+class Known:
+    """The findings about calls. Any thread; single operations on dictionaries need no lock."""
+
+    def __init__(self) -> None:
+        self._found: OrderedDict[Hashable, RegionFinding] = OrderedDict()
+        self._reasons: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._alike: OrderedDict[Hashable, RegionFinding] = OrderedDict()  # by `_form`
+        # Calls that draw from a user's generator: a second run would draw other numbers.
+        self._drawing: OrderedDict[Hashable, None] = OrderedDict()
+        # Calls that have changed what is outside of them, and those that were warned of.
+        self._outside: OrderedDict[Hashable, None] = OrderedDict()
+        self._warned: OrderedDict[Hashable, None] = OrderedDict()
+
+    def find(self, call: RegionCall) -> RegionFinding | None:
+        """Return how such calls run; None: no finding yet."""
+        found = self._found.get(call.key)
+        if found is None:
+            found = self._alike.get(_form(call.owner))
+            if found:
+                self.note(call, found)
+        return found
+
+    def note(self, call: RegionCall, finding: RegionFinding) -> None:
+        """Note the finding about a call."""
+        _put(self._found, call.key, finding)
+        if finding.reason:
+            _put(self._alike, _form(call.owner), finding)
+            self._note_reason(call.owner, finding.reason)
+
+    def doubt(self, call: RegionCall) -> None:
+        """Forget the finding about a call, unless it is settled."""
+        found = self._found.get(call.key)
+        if found is not None and not found.is_settled:
+            self._found.pop(call.key, None)
+
+    def was_outside(self, call: RegionCall) -> bool:
+        """Note that a call has changed what is outside of it; return whether another had."""
+        was = call.key in self._outside
+        _put(self._outside, call.key, None)
+        return was
+
+    def warn(self, call: RegionCall, text: str) -> None:
+        """Warn of what recomputation does to a part, once for parts of one form."""
+        form = _form(call.owner)
+        is_new = form not in self._warned
+        _put(self._warned, form, None)
+        if is_new:
+            owner = call.owner
+            name = getattr(owner, "__qualname__", type(owner).__qualname__)
+            warnings.warn(f"swapkit.checkpoint: {printable(name)} {text}", stacklevel=2)
+
+    def _note_reason(self, owner: Any, reason: str) -> None:  # noqa: ANN401
+        with contextlib.suppress(TypeError):  # the owner allows no weak reference
+            self._reasons[owner] = reason
+
+    def note_draws(self, call: RegionCall) -> None:
+        """Note that a call draws from a generator of the user's."""
+        _put(self._drawing, call.key, None)
+
+    def draws(self, call: RegionCall) -> bool:
+        """Return whether such calls draw from a generator of the user's."""
+        return call.key in self._drawing
+
+    def reason_for(self, owner: object) -> str:
+        """Return why calls of a module or function have run twice; no text: none have."""
+        try:
+            return self._reasons.get(owner, "")
+        except TypeError:
+            return ""
+
+
+def _put(found: OrderedDict[Hashable, _Value], key: Hashable, value: _Value) -> None:
+    found[key] = value
+    with contextlib.suppress(KeyError):  # another thread removed the last entry
+        if len(found) > _MOST_KNOWN:
+            found.popitem(last=False)
+
+
+def _form(owner: object) -> Hashable:
+    """Return a key for a module's structure: modules with equal keys share findings."""
+    if not isinstance(owner, torch.nn.Module):
+        return kind_of(owner)
+    return tuple((number_of(type(each)), options_of(each)) for each in owner.modules())
