@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -150,42 +149,3 @@ def test_part_when_a_weight_has_no_memory_in_backward_then_the_error_has_the_rem
         weight.data = torch.empty(0)
         with pytest.raises(SavedTensorModified, match=r"has no memory.*Restore"):
             loss.backward()
-
-
-@pytest.mark.parametrize("fill", ["copy", "out", "slices"])
-def test_part_when_it_refills_a_buffer_that_others_use_then_as_under_torchs_checkpoint(
-    fill: str,
-) -> None:
-    def gradients(wrap: Any) -> list[torch.Tensor]:
-        torch.manual_seed(10)
-        home = [torch.randn(SIDE, SIDE) / SIDE**0.5 for _ in range(LAYERS)]
-        adapters = [torch.nn.Parameter(torch.randn(SIDE, SIDE) / SIDE) for _ in home]
-        buffer = torch.empty(SIDE, SIDE)
-
-        def layer(x: torch.Tensor, number: int) -> torch.Tensor:
-            if fill == "copy":
-                buffer.copy_(home[number])
-            elif fill == "out":
-                torch.mul(home[number], 0.5, out=buffer)
-            else:
-                buffer[: SIDE // 2] = home[number][: SIDE // 2]
-                buffer[SIDE // 2 :] = home[number][SIDE // 2 :]
-            return torch.tanh(x @ buffer.t() + x @ adapters[number]) * buffer.sum()
-
-        part = wrap(layer)
-        found: list[torch.Tensor] = []
-        for _ in range(3):
-            x = torch.ones(ROWS, SIDE)
-            for number in range(LAYERS):
-                x = part(x, number)
-            found += torch.autograd.grad(x.square().sum(), adapters)
-        return found
-
-    expected = gradients(as_torch)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what the copies of the buffer keep
-        found = gradients(swapkit.checkpoint)
-        with swapkit.budget("64MiB"):
-            inside = gradients(swapkit.checkpoint)
-    assert all(map(torch.equal, found, expected))
-    assert all(map(torch.equal, inside, expected))

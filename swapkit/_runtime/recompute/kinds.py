@@ -123,9 +123,9 @@ def options_of(thing: object) -> Hashable:
     if not isinstance(values, dict):
         return ()
     return tuple(
-        (name, value.name if isinstance(value, enum.Enum) else value)
+        (name, value.name if issubclass(type(value), enum.Enum) else value)
         for name, value in list(values.items())  # copied: threads may add items
-        if type(value) in _SWITCHES or isinstance(value, enum.Enum)
+        if type(value) in _SWITCHES or issubclass(type(value), enum.Enum)
     )
 
 

@@ -119,7 +119,7 @@ class Known:
         """Return how such calls run; None: no finding yet."""
         found = self._found.get(call.key)
         if found is None:
-            found = self._alike.get(_form(call.owner))
+            found = self._alike.get(_form(call.owner)) if _has_plain_state(call.owner) else None
             if found:
                 self.note(call, found)
         return found
@@ -178,6 +178,20 @@ def _put(found: OrderedDict[Hashable, _Value], key: Hashable, value: _Value) -> 
     with contextlib.suppress(KeyError):  # another thread removed the last entry
         if len(found) > _MOST_KNOWN:
             found.popitem(last=False)
+
+
+# What torch itself keeps in every module.
+_OF_TORCH = frozenset(vars(torch.nn.Module()))
+_PLAIN = (bool, int, float, str, type(None), tuple, torch.dtype, torch.device, torch.Tensor)
+
+
+def _has_plain_state(owner: object) -> bool:
+    """Return whether a module's code alone decides what it changes: it holds no other objects."""
+    return isinstance(owner, torch.nn.Module) and all(
+        name in _OF_TORCH or issubclass(type(value), _PLAIN)
+        for each in owner.modules()
+        for name, value in vars(each).items()
+    )
 
 
 def _form(owner: object) -> Hashable:

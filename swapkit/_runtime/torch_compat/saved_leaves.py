@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.autograd.function import BackwardCFunction
 
+from swapkit._runtime.torch_compat.internals import innermost_transform
 from swapkit._runtime.torch_compat.isolation import hidden, untraced
 
 _NODE: Any = BackwardCFunction
@@ -28,7 +29,14 @@ def _saved_tensors(node: Any) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN40
 
 def _is_copy(tensor: torch.Tensor | None) -> bool:
     """Return whether a saved tensor is a leaf that requires grad, and may be a new tensor."""
-    return type(tensor) is torch.Tensor and tensor.requires_grad and tensor.grad_fn is None
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.requires_grad
+        and tensor.grad_fn is None
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and innermost_transform() is None
+    )
 
 
 def _itself(tensor: torch.Tensor | None) -> torch.Tensor | None:

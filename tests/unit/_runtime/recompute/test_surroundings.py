@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import re
 import types
 import warnings
-from typing import Any
+import weakref
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +18,9 @@ import swapkit
 from swapkit._runtime.recompute.surroundings import Surroundings
 from tests.programs import assert_same_bits
 from tests.unit._runtime.recompute.test_captured import RUNS, SIDE, gradient, leaf, plainly
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 pytestmark = pytest.mark.usefixtures("installation")
 
@@ -106,3 +112,73 @@ def test_outside_when_only_its_own_objects_change_then_it_may_run_twice() -> Non
         around = Surroundings((function,))
         change()
         assert around.have_changed()
+
+
+class Exp(torch.autograd.Function):
+    """A kernel that torch does not see makes its result, so that a part of it runs twice."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        result = torch.from_numpy(np.exp(x.detach().numpy()))
+        ctx.save_for_backward(result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        (result,) = ctx.saved_tensors
+        found: torch.Tensor = grad * result
+        return found
+
+
+class Stateful(torch.nn.Module):
+    """Takes a factor from an object that it holds."""
+
+    def __init__(self, take: Callable[[], float]) -> None:
+        super().__init__()
+        self.take = take
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        factor = self.take()
+        result: torch.Tensor = Exp.apply(value * factor) * factor
+        return result
+
+
+def array() -> Callable[[], float]:
+    numbers = np.zeros(1)
+
+    def take() -> float:
+        numbers[0] += 0.5
+        return float(numbers[0])
+
+    return take
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        array,
+        lambda: np.random.default_rng(0).random,
+        lambda: random.Random(0).random,
+        lambda: functools.partial(next, iter([0.5, 0.7, 0.9, 1.1, 1.3, 1.5, 1.7, 1.9])),
+    ],
+    ids=["array", "numpy", "random", "iterator"],
+)
+def test_region_when_an_object_that_it_holds_has_a_state_then_same_bits(make: Any) -> None:
+    gradient(plainly, swapkit.checkpoint(Stateful(lambda: 1.0)))  # runs twice from now on
+    part, plain = swapkit.checkpoint(Stateful(make())), Stateful(make())
+    for _ in range(RUNS + 1):
+        assert_same_bits([gradient(plainly, part)], [gradient(plainly, plain)])
+
+
+class Hostile:
+    """An object whose own code must not run."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise AssertionError(name)
+
+
+def test_region_when_it_holds_hostile_or_large_objects_then_it_works() -> None:
+    for held in (Hostile(), weakref.proxy(set()), dict.fromkeys(range(10**6))):
+        part = torch.nn.Linear(SIDE, 4)
+        vars(part)["held"] = held
+        assert_same_bits([gradient(plainly, swapkit.checkpoint(part))], [gradient(plainly, part)])

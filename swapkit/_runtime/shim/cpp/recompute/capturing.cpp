@@ -266,9 +266,6 @@ void settle_written(const Named *named, const c10::IValue *arguments) {
             add_storages(arguments[at], &changed);
         }
     }
-    if (Region *region = Deeper::depth() == 0 ? open_region() : nullptr) {
-        region_note_written(region, changed);
-    }
     if (std::none_of(changed.begin(), changed.end(), may_settle)) {
         return;
     }
@@ -330,7 +327,7 @@ class Kernel final : public c10::OperatorKernel {
         // Inside another operator, below autograd, such a change is invisible: of a view of its
         // own.
         bool is_unseen = named_->moves_view && Deeper::depth() > 0;
-        if (!is_unseen && (may_settle_any() || open_region() != nullptr)) {
+        if (!is_unseen && may_settle_any()) {
             settle_written(named_, arguments);
         }
         fills += named_->fills_saved ? 1 : 0;

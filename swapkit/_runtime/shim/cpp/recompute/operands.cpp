@@ -87,9 +87,6 @@ Ref<> keep_operand(const Keeping &keeping, c10::TensorImpl *impl) {
     if (copy) {
         return copy;
     }
-    if (auto refilled = region == nullptr ? nullptr : region_refilled(region, impl, key)) {
-        return region_operand(region, refilled.get(), key_of(*refilled), span);
-    }
     if (region != nullptr && region_tells(region)) {
         return region_operand(region, impl, key, span);
     }

@@ -8,9 +8,7 @@
 #include "saved/storage_choices.hpp"
 #include "saved/weights.hpp"
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <unordered_map>
@@ -39,8 +37,6 @@ struct Body {
     Made made;
     std::size_t next_sweep = least_sweep;
     std::unordered_map<c10::StorageImpl *, Kept> kept; // weak references
-    std::unordered_set<const c10::StorageImpl *> filled;
-    std::unordered_map<Key, at::Tensor, KeyHash> copies; // of storages that were filled, as bytes
 };
 
 } // namespace
@@ -207,10 +203,6 @@ PyObject *region_pack(PyObject *self, PyObject *tensor) {
     if (weight != nullptr || PyErr_Occurred() != nullptr) {
         return as_object(weight);
     }
-    if (auto copy = region_refilled(region, impl, key)) {
-        Ref<> wrapped = Ref<>::steal(wrap(copy.get()));
-        return wrapped ? pack_other(region, wrapped.get(), copy.get(), false) : nullptr;
-    }
     return pack_other(region, tensor, impl, region->body->inputs.contains(key.storage));
 }
 
@@ -364,8 +356,6 @@ PyObject *region_end(PyObject *self, PyObject *argument) {
         sums = end(region, drops == 1);
         Py_CLEAR(region->outer);
         region->body->inputs.clear();
-        region->body->filled.clear();
-        region->body->copies.clear();
         Py_DECREF(self);
         if (!lock) {
             return nullptr;
@@ -466,33 +456,6 @@ Group *region_find(Region *region, Key key) {
         }
     }
     return nullptr;
-}
-
-void region_note_written(Region *region, const std::vector<c10::StorageImpl *> &changed) {
-    for (; region != nullptr; region = region->outer) {
-        region->body->filled.insert(changed.begin(), changed.end());
-    }
-}
-
-c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>
-region_refilled(Region *region, c10::TensorImpl *impl, Key key) {
-    Body &body = *region->body;
-    if (region->is_open == 0 || !body.filled.contains(key.storage) ||
-        body.inputs.contains(key.storage) || impl->requires_grad()) {
-        return {};
-    }
-    at::Tensor &copy = body.copies[key];
-    if (!copy.defined()) {
-        Deeper ours;
-        at::AutoDispatchBelowADInplaceOrView unseen;
-        auto size = static_cast<std::int64_t>(key.storage->nbytes());
-        auto storage = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(key.storage);
-        at::Tensor bytes = at::empty({0}, at::TensorOptions(at::kByte).device(impl->device()));
-        copy = bytes.set_(c10::Storage(std::move(storage)), 0, {size}, {1}).clone();
-    }
-    c10::TensorImpl *alias = detached(impl, c10::VariableVersion(0));
-    exchange_storage(alias, copy.storage().unsafeGetStorageImpl(), 0);
-    return c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim(alias);
 }
 
 Ref<> region_operand(Region *region, c10::TensorImpl *impl, Key key, Span span) {

@@ -41,14 +41,6 @@ bool region_keeps(const Region *region, const Named *named);
 // Note the results of such an operator. Needs the GIL.
 void region_note_kept(Region *region, const std::vector<at::Tensor> &made);
 
-// Note that an operator in a region changes these storages, in place.
-void region_note_written(Region *region, const std::vector<c10::StorageImpl *> &changed);
-// Return a copy of a tensor from outside whose memory the region has filled, or null: there is none
-// to make. The next call of the region may fill the memory anew, as it would again in backward if
-// the function ran twice. Needs the GIL.
-c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>
-region_refilled(Region *region, c10::TensorImpl *impl, Key key);
-
 // Return whether tensors from outside that a region saves are events of a session or a recorder.
 bool region_tells(const Region *region);
 // The hooks for what a region keeps; borrowed.

@@ -22,6 +22,13 @@ std::atomic<std::size_t> weights_count{0};
 [[maybe_unused]] const int weights_at_fork = pthread_atfork(
     [] { weights_lock.lock(); }, [] { weights_lock.unlock(); }, [] { weights_lock.unlock(); });
 
+// By how many of its items a view of a weight begins earlier now. The view may have other items.
+std::int64_t shift_of(const Weight &weight, const c10::TensorImpl &view) {
+    std::int64_t shift = weight.offset - weight.leaf->storage_offset();
+    return shift * static_cast<std::int64_t>(weight.leaf->itemsize()) /
+           static_cast<std::int64_t>(view.itemsize());
+}
+
 } // namespace
 
 Handle *handle_reading(c10::TensorImpl *tensor) {
@@ -43,6 +50,7 @@ Handle *handle_reading(c10::TensorImpl *tensor) {
                                 .sizes = leaf->sizes().vec(),
                                 .strides = leaf->strides().vec(),
                                 .offset = leaf->storage_offset(),
+                                .dtype = leaf->dtype(),
                                 .is_written = false};
     std::lock_guard lock(weights_lock);
     weights.emplace(first, handle->weight);
@@ -62,10 +70,11 @@ c10::TensorImpl *handle_read(const Handle *handle) {
     } else {
         const c10::TensorImpl &leaf = *weight.leaf;
         is_same = leaf.has_storage() && leaf.sizes() == weight.sizes &&
-                  leaf.strides() == weight.strides && leaf.dtype() == handle->alias->dtype();
+                  leaf.strides() == weight.strides && leaf.dtype() == weight.dtype &&
+                  leaf.device() == tensor->device();
         if (is_same) {
             exchange_storage(tensor, leaf.unsafe_storage().unsafeGetStorageImpl(),
-                             weight.offset - leaf.storage_offset());
+                             shift_of(weight, *tensor));
         }
     }
     if (!is_same || !has_memory(*tensor)) {

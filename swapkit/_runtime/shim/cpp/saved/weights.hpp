@@ -21,6 +21,7 @@ struct Weight {
     c10::StorageImpl *first;                  // weak: its storage in forward,
     std::vector<std::int64_t> sizes, strides; // and its layout there
     std::int64_t offset;
+    caffe2::TypeMeta dtype;
     bool is_written; // the program has written to that storage
 
     // Whether the weight has other memory now.
