@@ -62,6 +62,15 @@ static Ref<> keep_in_group(const Keeping &keeping, c10::TensorImpl *impl, Key ke
     return Ref<>::steal(as_object(handle_new(impl, group)));
 }
 
+// A handle for a weight, which does not move. None without an exception: it is none.
+static Ref<> keep_weight(const Region *region, c10::TensorImpl *impl) {
+    Handle *weight = region == nullptr ? nullptr : handle_reading(impl);
+    if (weight == nullptr && PyErr_Occurred() == nullptr && gathers_gradients(impl)) {
+        weight = handle_new(impl, nullptr);
+    }
+    return Ref<>::steal(as_object(weight));
+}
+
 Ref<> keep_operand(const Keeping &keeping, c10::TensorImpl *impl) {
     Region *region = keeping.region;
     Span span = {};
@@ -72,12 +81,9 @@ Ref<> keep_operand(const Keeping &keeping, c10::TensorImpl *impl) {
     if (is_empty || impl->is_wrapped_number()) {
         return Ref<>::steal(as_object(handle_new(impl, nullptr)));
     }
-    if (Handle *weight = region == nullptr ? nullptr : handle_reading(impl)) {
-        return Ref<>::steal(as_object(weight));
-    }
-    if (PyErr_Occurred() != nullptr || gathers_gradients(impl)) {
-        return PyErr_Occurred() != nullptr ? Ref<>()
-                                           : Ref<>::steal(as_object(handle_new(impl, nullptr)));
+    Ref<> weight = keep_weight(region, impl);
+    if (weight || PyErr_Occurred() != nullptr) {
+        return weight;
     }
     Key key = key_of(*impl);
     if (Group *made = region == nullptr ? nullptr : region_find(region, key)) {

@@ -174,6 +174,16 @@ Ref<> handle_made(Region *region, c10::TensorImpl *impl, Group *group) {
     return Ref<>::steal(as_object(handle));
 }
 
+// Pack a tensor that an open region has made. None without an exception: it has not.
+Ref<> pack_made(Region *region, c10::TensorImpl *impl, Key key) {
+    if (region->is_open == 0) {
+        return {};
+    }
+    Locked lock(region->kept->mover);
+    Group *group = lock ? region_find(region, key) : nullptr;
+    return group == nullptr ? Ref<>() : handle_made(region, impl, group);
+}
+
 PyObject *region_pack(PyObject *self, PyObject *tensor) {
     if (!raise_interruption()) {
         return nullptr;
@@ -192,16 +202,12 @@ PyObject *region_pack(PyObject *self, PyObject *tensor) {
     if (key.storage == nullptr) {
         return as_object(handle_saved(tensor));
     }
-    if (region->is_open != 0) {
-        Locked lock(region->kept->mover);
-        Group *group = lock ? region_find(region, key) : nullptr;
-        if (group != nullptr || !lock) {
-            return lock ? handle_made(region, impl, group).release() : nullptr;
-        }
+    Ref<> packed = pack_made(region, impl, key);
+    if (!packed && PyErr_Occurred() == nullptr && !gathers_gradients(impl)) {
+        packed = Ref<>::steal(as_object(handle_reading(impl)));
     }
-    Handle *weight = gathers_gradients(impl) ? nullptr : handle_reading(impl);
-    if (weight != nullptr || PyErr_Occurred() != nullptr) {
-        return as_object(weight);
+    if (packed || PyErr_Occurred() != nullptr) {
+        return packed.release();
     }
     return pack_other(region, tensor, impl, region->body->inputs.contains(key.storage));
 }

@@ -52,38 +52,42 @@ at::Tensor weight_now(const Recipe *recipe, Handle *handle) {
     return at::Tensor(Impl::reclaim(tensor));
 }
 
+// The tensor of an operand with a handle. Undefined: an exception is set.
+at::Tensor handle_now(const Recipe *recipe, Handle *handle) {
+    using Impl = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+    if (!handle_is_intact(handle)) {
+        Ref<> result = Ref<>::steal(PyObject_CallFunctionObjArgs(links.refuse_operand, handle,
+                                                                 recipe->named->function, nullptr));
+        return {};
+    }
+    if (handle->weight != nullptr) {
+        return weight_now(recipe, handle);
+    }
+    bool is_used = torch::autograd::get_current_graph_task_id() != -1;
+    if (is_used && handle->teller != nullptr) {
+        return told_now(recipe, handle);
+    }
+    if (!handle_bytes(handle)) {
+        return {};
+    }
+    if (!has_memory(*handle->alias)) {
+        Ref<> result = Ref<>::steal(PyObject_CallFunctionObjArgs(links.refuse_emptied, handle,
+                                                                 recipe->named->function, nullptr));
+        return {};
+    }
+    // Not the alias itself: a rescue may strip it while the operator runs.
+    return at::Tensor(Impl::reclaim(detached(handle->alias)));
+}
+
 // The tensor of an operand, for running the recipe. Undefined: an exception is set.
 at::Tensor operand_now(const Recipe *recipe, const Operand &operand) {
     using Impl = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
     if (Py_TYPE(operand.packed.get()) == &handle_type) {
         auto *handle = reinterpret_cast<Handle *>(operand.packed.get());
-        if (operand.is_scratch) {
-            return at::empty_strided(
-                handle->alias->sizes(), handle->alias->strides(),
-                c10::TensorOptions().dtype(handle->alias->dtype()).device(handle->alias->device()));
-        }
-        if (!handle_is_intact(handle)) {
-            Ref<> result = Ref<>::steal(PyObject_CallFunctionObjArgs(
-                links.refuse_operand, handle, recipe->named->function, nullptr));
-            return {};
-        }
-        if (handle->weight != nullptr) {
-            return weight_now(recipe, handle);
-        }
-        bool is_used = torch::autograd::get_current_graph_task_id() != -1;
-        if (is_used && handle->teller != nullptr) {
-            return told_now(recipe, handle);
-        }
-        if (!handle_bytes(handle)) {
-            return {};
-        }
-        if (!has_memory(*handle->alias)) {
-            Ref<> result = Ref<>::steal(PyObject_CallFunctionObjArgs(
-                links.refuse_emptied, handle, recipe->named->function, nullptr));
-            return {};
-        }
-        // Not the alias itself: a rescue may strip it while the operator runs.
-        return at::Tensor(Impl::reclaim(detached(handle->alias)));
+        const c10::TensorImpl &alias = *handle->alias;
+        auto options = c10::TensorOptions().dtype(alias.dtype()).device(alias.device());
+        return operand.is_scratch ? at::empty_strided(alias.sizes(), alias.strides(), options)
+                                  : handle_now(recipe, handle);
     }
     Ref<> other = Ref<>::steal(unpack(nullptr, operand.packed.get()));
     c10::TensorImpl *impl = nullptr;
