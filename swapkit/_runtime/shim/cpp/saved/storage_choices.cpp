@@ -198,6 +198,7 @@ Mark find_mark(Key key) {
     return found;
 }
 
+// NOLINTNEXTLINE(readability-non-const-parameter): `void_swap` writes to it
 void add_mark(Key key, const Terms &terms, PyObject *owner, bool *is_void) {
     if (entries.size() >= next_sweep) {
         sweep();
