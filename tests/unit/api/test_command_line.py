@@ -180,7 +180,7 @@ def test_budget_when_the_threshold_is_searched_then_the_limit_is_the_devices(siz
 
 def test_budget_when_it_is_refused_then_nothing_is_chosen() -> None:
     model, optimizer = make_model(), torch.optim.SGD(make_model().parameters())
-    asked = parse("--adaptive-recompute-device-swap --recompute-norm --swap-optimizer")
+    asked = parse("--adaptive-memory-optimization --recompute-norm --swap-optimizer")
     with pytest.raises(InvalidArgument, match="search_steps=0"):
         asked.budget(model, optimizer, search_steps=0)
     assert len(swapkit.choices(model)) == 0
