@@ -73,10 +73,11 @@ class RegionCall:
     @property
     def owner(self) -> object:
         """The module or function that is called."""
-        return _owner_of(self.function, self.args)
+        return owner_of(self.function, self.args)
 
 
-def _owner_of(function: Any, args: tuple[Any, ...]) -> object:  # noqa: ANN401
+def owner_of(function: Any, args: tuple[Any, ...]) -> object:  # noqa: ANN401
+    """Return the module that a function belongs to; the function: there is none."""
     while isinstance(function, functools.partial):
         args = (*function.args, *args)
         function = function.func

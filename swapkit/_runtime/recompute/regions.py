@@ -20,7 +20,6 @@ ranks.
 from __future__ import annotations
 
 import contextlib
-import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -32,6 +31,7 @@ from swapkit._runtime.recompute.arguments import Template
 from swapkit._runtime.recompute.caches import find_caches
 from swapkit._runtime.recompute.captured import capture
 from swapkit._runtime.recompute.fills import Fills
+from swapkit._runtime.recompute.region_findings import owner_of
 from swapkit._runtime.recompute.watchers.watcher import make_watcher
 from swapkit._runtime.torch_compat.internals import (
     ModeKind,
@@ -178,10 +178,5 @@ class Region:
 
 def _module_of(function: Callable[..., Any], args: tuple[Any, ...]) -> torch.nn.Module | None:
     """Return the module that a function belongs to; None: there is none."""
-    while isinstance(function, functools.partial):
-        args = (*function.args, *args)
-        function = function.func
-    for owner in (function, getattr(function, "__self__", None), *args[:1]):
-        if isinstance(owner, torch.nn.Module):
-            return owner
-    return None
+    owner = owner_of(function, args)
+    return owner if isinstance(owner, torch.nn.Module) else None

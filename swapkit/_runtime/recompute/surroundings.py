@@ -96,7 +96,7 @@ def _look(thing: Any) -> tuple[object, list[object]]:  # noqa: ANN401 - anything
             return (0 if thing.is_inference() else version_of(thing)), []
     if issubclass(kind, random.Random):
         return thing.getstate(), []
-    if kind.__module__.partition(".")[0] == "numpy" and hasattr(kind, "__reduce__"):
+    if kind.__module__.partition(".")[0] == "numpy":
         return pickle.dumps(thing), []  # arrays and generators
     if issubclass(kind, collections.abc.Iterator):
         return object(), []  # a run may have advanced it

@@ -23,8 +23,8 @@ _plain = _NODE.saved_tensors
 @untraced
 def _saved_tensors(node: Any) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401 - of any class
     """Return a node's saved tensors. Backward calls this on its thread; no lock is held."""
-    found: tuple[torch.Tensor | None, ...] = _plain.__get__(node)
-    return tuple(map(_itself, found)) if any(map(_is_copy, found)) else found
+    found: tuple[torch.Tensor, ...] = _plain.__get__(node)  # None: not a tensor
+    return tuple(_itself(each) if _is_copy(each) else each for each in found)
 
 
 def _is_copy(tensor: torch.Tensor | None) -> bool:
@@ -39,10 +39,8 @@ def _is_copy(tensor: torch.Tensor | None) -> bool:
     )
 
 
-def _itself(tensor: torch.Tensor | None) -> torch.Tensor | None:
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
     """Return the leaf whose gradient accumulator a saved tensor has."""
-    if tensor is None or not _is_copy(tensor):
-        return tensor
     with hidden(), torch.enable_grad():
         node = tensor.view_as(tensor).grad_fn
     accumulator = None if node is None else node.next_functions[0][0]

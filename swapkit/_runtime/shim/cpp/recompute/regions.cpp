@@ -167,11 +167,7 @@ Ref<> handle_made(Region *region, c10::TensorImpl *impl, Group *group) {
             enroll_again(group->mover, group); // a rescue may move it until the region ends
         }
     }
-    Handle *handle = handle_new(impl, group);
-    if (handle != nullptr) {
-        handle_follow(handle, impl);
-    }
-    return Ref<>::steal(as_object(handle));
+    return new_handle(impl, group);
 }
 
 // Pack a tensor that an open region has made. None without an exception: it has not.

@@ -40,18 +40,6 @@ at::Tensor told_now(const Recipe *recipe, Handle *handle) {
     return at::Tensor(Impl::reclaim_copy(impl));
 }
 
-// The weight, or the view of one, that an operator reads. Undefined: an exception is set.
-at::Tensor weight_now(const Recipe *recipe, Handle *handle) {
-    using Impl = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-    c10::TensorImpl *tensor = handle_read(handle);
-    if (tensor == nullptr) {
-        Ref<> result = Ref<>::steal(PyObject_CallFunctionObjArgs(links.refuse_emptied, handle,
-                                                                 recipe->named->function, nullptr));
-        return {};
-    }
-    return at::Tensor(Impl::reclaim(tensor));
-}
-
 // The tensor of an operand with a handle. Undefined: an exception is set.
 at::Tensor handle_now(const Recipe *recipe, Handle *handle) {
     using Impl = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
@@ -61,7 +49,8 @@ at::Tensor handle_now(const Recipe *recipe, Handle *handle) {
         return {};
     }
     if (handle->weight != nullptr) {
-        return weight_now(recipe, handle);
+        c10::TensorImpl *weight = handle_read(handle, recipe->named->function);
+        return weight == nullptr ? at::Tensor() : at::Tensor(Impl::reclaim(weight));
     }
     bool is_used = torch::autograd::get_current_graph_task_id() != -1;
     if (is_used && handle->teller != nullptr) {

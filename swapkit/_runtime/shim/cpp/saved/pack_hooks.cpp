@@ -197,15 +197,6 @@ bool follow_terms(const Packer *packer, Mover *mover, const Joined &joined, bool
 
 PyObject *keep(PyObject *tensor) { return as_object(handle_saved(tensor)); }
 
-// Return the handle, in a group, of a tensor that autograd saves. None: an exception is set.
-Ref<> new_handle(c10::TensorImpl *impl, Group *group) {
-    Handle *handle = handle_new(impl, group);
-    if (handle != nullptr) {
-        handle_follow(handle, impl);
-    }
-    return Ref<>::steal(as_object(handle));
-}
-
 // Return the handle of a tensor that a mover manages. `terms`: the mark's if it `is_marked`, else
 // the scope's.
 PyObject *pack_served(Packer *packer, Mover *mover, PyObject *tensor, c10::TensorImpl *impl,

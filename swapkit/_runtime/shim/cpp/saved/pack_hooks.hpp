@@ -74,6 +74,8 @@ inline Packer *teller_of(PyObject *packed) {
 
 // Bring a handle's bytes back by any means; the lock is held. False: an exception is set.
 bool handle_bytes(Handle *handle);
+// Return the handle, in a group, of a tensor that autograd saves. None: an exception is set.
+Ref<> new_handle(c10::TensorImpl *tensor, Group *group);
 // Return the tensor of a handle. The lock of its group, if any, is held. Null: an exception is set.
 PyObject *tensor_of(Handle *handle);
 

@@ -1,10 +1,18 @@
-// unpacked.cpp - the tensor that autograd gets back for a handle.
+// unpacked.cpp - the handle of a saved tensor in a group, and the tensor that autograd gets back.
 #include "saved/pack_hooks.hpp"
 #include "saved/weights.hpp"
 
 #include <utility>
 
 namespace swapkit {
+
+Ref<> new_handle(c10::TensorImpl *tensor, Group *group) {
+    Handle *handle = handle_new(tensor, group);
+    if (handle != nullptr) {
+        handle_follow(handle, tensor);
+    }
+    return Ref<>::steal(as_object(handle));
+}
 
 // Return whether a leaf does not need its group's bytes: the program has assigned its `.data`, or
 // has kept its memory, which the group has released.
@@ -13,10 +21,8 @@ static bool is_apart(const c10::TensorImpl *leaf, const Group *group) {
 }
 
 static PyObject *weight_of(Handle *handle) {
-    c10::TensorImpl *found = handle_read(handle);
+    c10::TensorImpl *found = handle_read(handle, Py_None);
     if (found == nullptr) {
-        Ref<> refused = Ref<>::steal(
-            PyObject_CallFunctionObjArgs(links.refuse_emptied, handle, Py_None, nullptr));
         return nullptr;
     }
     PyObject *tensor = wrap(found);

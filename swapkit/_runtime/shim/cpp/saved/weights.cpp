@@ -58,7 +58,7 @@ Handle *handle_reading(c10::TensorImpl *tensor) {
     return handle;
 }
 
-c10::TensorImpl *handle_read(const Handle *handle) {
+c10::TensorImpl *handle_read(Handle *handle, PyObject *reader) {
     const Weight &weight = *handle->weight;
     c10::TensorImpl *tensor = detached(handle->alias);
     c10::StorageImpl *first =
@@ -79,6 +79,8 @@ c10::TensorImpl *handle_read(const Handle *handle) {
     }
     if (!is_same || !has_memory(*tensor)) {
         c10::raw::intrusive_ptr::decref(std::exchange(tensor, nullptr));
+        Ref<> refused = Ref<>::steal(
+            PyObject_CallFunctionObjArgs(links.refuse_emptied, handle, reader, nullptr));
     }
     return tensor;
 }

@@ -33,9 +33,9 @@ struct Weight {
 // Return a handle without memory of a weight, or of a view of one. Null without an exception: the
 // tensor is neither, or has other memory than the weight.
 Handle *handle_reading(c10::TensorImpl *tensor);
-// Return the tensor of such a handle, owned by the caller. Null: the weight has another layout now,
-// or no memory.
-c10::TensorImpl *handle_read(const Handle *handle);
+// Return the tensor of such a handle for an operator, or None for autograd; the caller owns it.
+// Null: the weight has another layout now, or no memory, and an exception is set.
+c10::TensorImpl *handle_read(Handle *handle, PyObject *reader);
 void weight_free(Weight *weight);
 
 // Return whether any weight has this storage in forward. On any thread, without the GIL.
