@@ -104,7 +104,7 @@ typedef struct sk_pool_stats {
     /* How often the driver failed to map or unmap memory at a second address: free memory is given
      * back and taken anew instead. Tried again later, unless the driver cannot do it at all. */
     int64_t alias_failures;
-    int64_t num_settles; /* waits for work that was queued on the host */
+    int64_t num_settles;         /* waits for work that was queued on the host */
     int64_t largest_given_bytes; /* requested, of the largest block that was given back */
 } sk_pool_stats;
 
