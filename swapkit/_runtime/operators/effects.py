@@ -79,6 +79,13 @@ _VIEWS = frozenset(
 # repetition would return the memory before that fill. Other results may be overwritten in this way,
 # too: when a step is recorded, `recording/tables/kept_bytes.py` finds them.
 _UNFILLED = re.compile(r"(new_)?(_?empty|zeros|ones|full)(_.*)?")
+# These change a tensor whatever it was before.
+_OVERWRITING = frozenset(
+    {
+        *("copy_", "fill_", "zero_", "uniform_", "normal_", "random_", "exponential_"),
+        *("bernoulli_", "cauchy_", "geometric_", "log_normal_"),
+    }
+)
 # A repetition gives different bits: part of the results is never written; or LAPACK reads
 # uninitialized memory (`lstsq`); or an argument that is read is overwritten (the last one).
 _INEXACT = frozenset(
@@ -116,6 +123,9 @@ class Effects:
     Attributes:
         can_keep: the results own their memory. False for in-place operators and views, whose
             results share the arguments' memory. Those always run again, which is free for a view.
+        gives_written: the results are the tensors that the operator changes, and it has no other
+            effect.
+        reads_written: what it changes affects its results: `mul_`, not `copy_`.
         fills_saved: the operator may write to an argument that autograd has already saved and that
             is no result, such as the noise of `rrelu`.
         is_communication: the operator communicates with other ranks.
@@ -136,9 +146,11 @@ class Effects:
         "can_keep",
         "declares_writes",
         "fills_saved",
+        "gives_written",
         "is_communication",
         "is_unsafe_view",
         "is_wait",
+        "reads_written",
     )
 
     def __init__(self, operator: Operator) -> None:
@@ -154,7 +166,7 @@ class Effects:
         self.is_communication = False
         self.is_wait = False
         self.declares_writes = False
-        self.fills_saved = False
+        self.fills_saved = self.gives_written = self.reads_written = False
         if isinstance(operator, HigherOrderOperator):
             self.can_keep = True
             self._has_own_state = True  # it runs arbitrary functions
@@ -171,6 +183,9 @@ class Effects:
         written: tuple[_Argument, ...] = self._declared + self._undeclared
         may_be_saved = any(_may_be_saved(schema, argument) for argument in written)
         self.fills_saved = may_be_saved and not self.is_communication
+        is_alone = not self._has_own_state and written == self._declared
+        self.gives_written = is_alone and _gives(schema)
+        self.reads_written = self.gives_written and _reads_written(schema)
 
     def _look_at_arguments(self, operator: Any) -> None:  # noqa: ANN401 - an overload
         schema = schema_of(operator)
@@ -348,6 +363,24 @@ def _may_be_saved(schema: Any, argument: _Argument) -> bool:  # noqa: ANN401
         name for each in schema.returns if each.alias_info for name in each.alias_info.before_set
     }
     return argument.name not in _STATISTICS and not results & alias.before_set
+
+
+def _gives(schema: Any) -> bool:  # noqa: ANN401
+    """Return whether an operator's results are the arguments that it writes to, in order."""
+    written = [
+        each.alias_info.before_set
+        for each in schema.arguments
+        if each.alias_info is not None and each.alias_info.is_write
+    ]
+    given = [getattr(each.alias_info, "before_set", None) for each in schema.returns]
+    is_single = all(str(each.type) == "Tensor" for each in schema.returns)
+    return bool(written) and given == written and is_single
+
+
+def _reads_written(schema: Any) -> bool:  # noqa: ANN401
+    base = schema.name.partition("::")[2]
+    is_out = any(each.is_out for each in schema.arguments)
+    return not is_out and base not in _OVERWRITING
 
 
 def _is_written_silently(operator: Any, name: str) -> bool:  # noqa: ANN401 - an overload

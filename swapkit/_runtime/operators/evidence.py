@@ -3,7 +3,8 @@
 A kernel that is not a torch operator (in Triton, of numpy, of a library) may write to an operator's
 result, and no version counter changes. A recomputation that repeats operators alone would miss
 such a write. So the first run of a region takes checksums: of each operator's results, of each
-operator's inputs, and at the end of all storages still alive.
+operator's inputs, at the start of what the function can reach, and at the end of all storages still
+alive.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ class Evidence(OwnMode):
 
     count = 0  # of all such runs: during them, more memory is kept than usual
 
-    def __init__(self) -> None:
-        """Start without checksums."""
+    def __init__(self, tensors: Iterable[torch.Tensor] = ()) -> None:
+        """Start with checksums of some tensors: kernels may write to them before operators read."""
         super().__init__()  # type: ignore[no-untyped-call]
         Evidence.count += 1
         self._checksums = Checksums()
@@ -73,6 +74,7 @@ class Evidence(OwnMode):
         ] = []  # pairs that must be equal
         self._is_unsure = False
         self.draws = False  # whether an operator got a generator as an argument
+        self._begin(tensors)
 
     @untraced
     def __torch_dispatch__(

@@ -200,7 +200,10 @@ def _see(function: OpOverload) -> int:
     return get_runtime().shim.name_operator(
         function,
         (schema.name, schema.overload_name),
-        (effects.may_be_repeatable, may_be_random(function), effects.fills_saved),
+        (
+            *(effects.may_be_repeatable, may_be_random(function), effects.fills_saved),
+            *(effects.gives_written, effects.reads_written),
+        ),
         effects.places(),
     )
 

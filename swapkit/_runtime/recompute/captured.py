@@ -111,11 +111,12 @@ class Captured:
     def _begin(self) -> None:
         self._region.begin()
         self._hooks.enter()
-        if self._is_first:
-            call = self._call
-            self._surroundings = Surroundings((call.function, call.args, call.kwargs))
-        if self._is_first and _looks.evidence is None:
-            self._look = Evidence()
+        if not self._is_first:
+            return
+        call = self._call
+        self._surroundings = Surroundings((call.function, call.args, call.kwargs))
+        if _looks.evidence is None:
+            self._look = Evidence(self._surroundings.tensors())
             _looks.begin(self._look)
 
     @untraced

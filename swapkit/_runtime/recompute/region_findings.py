@@ -128,6 +128,8 @@ class Known:
     def note(self, call: RegionCall, finding: RegionFinding) -> None:
         """Note the finding about a call."""
         _put(self._found, call.key, finding)
+        if finding.way is not RegionWay.CAPTURED:  # look at other calls of the function again
+            self._doubt_others(call)
         if finding.reason:
             _put(self._alike, _form(call.owner), finding)
             self._note_reason(call.owner, finding.reason)
@@ -137,6 +139,12 @@ class Known:
         found = self._found.get(call.key)
         if found is not None and not found.is_settled:
             self._found.pop(call.key, None)
+
+    def _doubt_others(self, call: RegionCall) -> None:
+        for key, found in tuple(self._found.items()):
+            is_of_function = isinstance(key, tuple) and key[0] == call.key[0]
+            if is_of_function and found.way is RegionWay.CAPTURED:
+                self._found.pop(key, None)
 
     def was_outside(self, call: RegionCall) -> bool:
         """Note that a call has changed what is outside of it; return whether another had."""

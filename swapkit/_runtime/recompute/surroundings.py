@@ -49,6 +49,11 @@ class Surroundings:
         self._numbers = _generators()
 
     @untraced
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the tensors that the function can reach."""
+        return [each for each, _ in self._before or () if issubclass(type(each), torch.Tensor)]
+
+    @untraced
     def have_changed(self) -> bool:
         """Return whether something may have changed since; holds no tensor any more afterwards."""
         roots, before, numbers = self._roots, self._before, self._numbers

@@ -76,8 +76,9 @@ def _refuse_emptied(handle: SavedTensor, function: Operator | None) -> NoReturn:
 def _refuse_overwritten(function: Operator) -> NoReturn:
     raise SavedTensorModified(
         f"an operand of {function}, whose result is recomputed, was overwritten by a kernel that "
-        "named it only afterwards: pass the operand to `swapkit.op(...)` itself, which keeps the "
-        "result before the kernel begins."
+        "torch does not see, such as numpy's, or that named it only afterwards: pass the operand "
+        "to `swapkit.op(...)` itself, which keeps the result before the kernel begins, or keep "
+        "what the part saves: `swapkit.keep(module)`."
     )
 
 

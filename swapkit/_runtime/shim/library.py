@@ -74,7 +74,7 @@ class NameOperator(Protocol):
         self,
         function: Operator,
         name: tuple[str, str],
-        kind: tuple[bool, bool, bool],
+        kind: tuple[bool, bool, bool, bool, bool],
         places: ArgumentPlaces,
         /,
     ) -> int:

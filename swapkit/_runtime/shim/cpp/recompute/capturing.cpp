@@ -145,7 +145,7 @@ class Capture {
             std::vector<at::Tensor> made = tensors_made(recipe->named, stack);
             std::vector<Ref<Group>> groups;
             if (lock && recipe_end(recipe.get(), made, wanted(made.size()), terms(), &groups)) {
-                carry(std::move(groups));
+                carry(made, std::move(groups));
             }
         } catch (const std::exception &) {
             raise_current();
@@ -204,10 +204,10 @@ class Capture {
         return found;
     }
 
-    void carry(std::vector<Ref<Group>> groups) const {
+    void carry(const std::vector<at::Tensor> &made, std::vector<Ref<Group>> groups) const {
         switch (claim_.captor) {
         case Captor::region:
-            region_carry(claim_.region, std::move(groups));
+            region_carry(claim_.region, made, std::move(groups));
             break;
         case Captor::user:
             carry_chosen(std::move(groups));
@@ -239,33 +239,9 @@ class Capture {
 
 // ---- the kernel ---------------------------------------------------------------------------------
 
-void add_storage(const at::Tensor &tensor, std::vector<c10::StorageImpl *> *out) {
-    if (tensor.defined() && tensor.has_storage()) {
-        out->push_back(tensor.storage().unsafeGetStorageImpl());
-    }
-}
-
-void add_storages(const c10::IValue &value, std::vector<c10::StorageImpl *> *out) {
-    if (value.isTensor()) {
-        add_storage(value.toTensor(), out);
-    } else if (value.isTensorList()) {
-        for (const at::Tensor &each : value.toTensorVector()) {
-            add_storage(each, out);
-        }
-    }
-}
-
 // Settle the recipes of the storages that an operator is about to change. Throws on failure.
 void settle_written(const Named *named, const c10::IValue *arguments) {
-    std::vector<c10::StorageImpl *> changed;
-    for (std::size_t at : named->declared) {
-        add_storages(arguments[at], &changed);
-    }
-    if (!named->undeclared.empty() && named->is_training(arguments)) {
-        for (std::size_t at : named->undeclared) {
-            add_storages(arguments[at], &changed);
-        }
-    }
+    std::vector<c10::StorageImpl *> changed = written_storages(named, arguments);
     if (std::none_of(changed.begin(), changed.end(), may_settle)) {
         return;
     }
@@ -383,10 +359,12 @@ class Kernel final : public c10::OperatorKernel {
     // Run the operator in a user's region.
     void run_inside(Region *region, c10::DispatchKeySet keys, Stack *stack) const {
         bool is_kept = region_keeps(region, named_);
-        if (!is_kept && named_->can_repeat && torch::autograd::get_current_graph_task_id() == -1) {
+        bool can_repeat = named_->can_repeat || region_refills(region, named_, *stack);
+        if (!is_kept && can_repeat && torch::autograd::get_current_graph_task_id() == -1) {
             capture({.captor = Captor::region, .region = region}, keys, stack);
             return;
         }
+        region_written(region, named_, *stack);
         count_run();
         {
             Deeper inside;
@@ -424,17 +402,18 @@ bool read_places(PyObject *tuple, std::vector<std::size_t> *out) {
     return PyErr_Occurred() == nullptr;
 }
 
-// name_operator(function, (name, overload), (can_repeat, may_be_random, fills_saved), (declared,
-// undeclared, barred, flag, chance)): see the runs of an operator from now on, and return its
-// number. Call it only once per operator.
+// name_operator(function, (name, overload), (can_repeat, may_be_random, fills_saved,
+// gives_written, reads_written), (declared, undeclared, barred, flag, chance)): see the runs of an
+// operator from now on, and return its number. Call it only once per operator.
 PyObject *name_operator(PyObject *, PyObject *args) {
     PyObject *function, *declared, *undeclared, *barred;
     const char *name, *overload;
-    int can_repeat, may_be_random, fills_saved;
+    int can_repeat, may_be_random, fills_saved, gives_written, reads_written;
     Py_ssize_t flag, chance;
-    if (PyArg_ParseTuple(args, "O(ss)(ppp)(O!O!O!nn):name_operator", &function, &name, &overload,
-                         &can_repeat, &may_be_random, &fills_saved, &PyTuple_Type, &declared,
-                         &PyTuple_Type, &undeclared, &PyTuple_Type, &barred, &flag, &chance) == 0) {
+    if (PyArg_ParseTuple(args, "O(ss)(ppppp)(O!O!O!nn):name_operator", &function, &name, &overload,
+                         &can_repeat, &may_be_random, &fills_saved, &gives_written, &reads_written,
+                         &PyTuple_Type, &declared, &PyTuple_Type, &undeclared, &PyTuple_Type,
+                         &barred, &flag, &chance) == 0) {
         return nullptr;
     }
     auto &dispatcher = c10::Dispatcher::singleton();
@@ -455,7 +434,9 @@ PyObject *name_operator(PyObject *, PyObject *args) {
                    .may_be_random = may_be_random != 0,
                    .fills_saved = fills_saved != 0,
                    .gives_view = PyTuple_GET_SIZE(declared) == 0 && returns_alias(*op),
-                   .moves_view = op->hasTag(at::Tag::inplace_view)};
+                   .moves_view = op->hasTag(at::Tag::inplace_view),
+                   .gives_written = gives_written != 0,
+                   .reads_written = reads_written != 0};
     if (!read_places(declared, &named.declared) || !read_places(undeclared, &named.undeclared) ||
         !read_places(barred, &named.barred)) {
         return nullptr;

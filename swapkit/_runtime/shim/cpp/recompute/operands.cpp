@@ -1,6 +1,7 @@
 // operands.cpp - how recipes keep their operands.
 #include "memory/streams.hpp"
 #include "recompute/recomputed.hpp"
+#include "recompute/refills.hpp"
 #include "recompute/regions.hpp"
 #include "recompute/standby.hpp"
 #include "saved/pack_hooks.hpp"
@@ -12,6 +13,7 @@
 #include <c10/core/UndefinedTensorImpl.h>
 
 #include <algorithm>
+#include <cstring>
 
 namespace swapkit {
 
@@ -89,6 +91,9 @@ Ref<> keep_operand(const Keeping &keeping, c10::TensorImpl *impl) {
     if (Group *made = region == nullptr ? nullptr : region_find(region, key)) {
         return Ref<>::steal(as_object(handle_new(impl, made)));
     }
+    if (Refill *refill = region == nullptr ? nullptr : region_refilled(region, impl, span)) {
+        return refilled_handle(*refill, impl, false);
+    }
     Ref<> copy = copy_statistics(impl);
     if (copy) {
         return copy;
@@ -108,6 +113,31 @@ Ref<> keep_operand(const Keeping &keeping, c10::TensorImpl *impl) {
         return {};
     }
     return keep_in_group(keeping, impl, key, span);
+}
+
+std::uint64_t sample_operand(PyObject *packed, c10::TensorImpl *tensor) {
+    constexpr std::size_t samples = 16, word = sizeof(std::uint64_t);
+    constexpr std::uint64_t mix = 0x9E3779B97F4A7C15; // odd, with an irregular pattern of bits
+    const auto *handle =
+        Py_TYPE(packed) == &handle_type ? reinterpret_cast<const Handle *>(packed) : nullptr;
+    bool is_made =
+        handle != nullptr && handle->group != nullptr && handle->group->recipe != nullptr;
+    bool is_weight = handle != nullptr && handle->weight != nullptr;
+    Span span = {};
+    if (is_made || is_weight || !tensor->device().is_cpu() || gathers_gradients(tensor) ||
+        look(*tensor, 0, &span) == nullptr || span.end_bytes - span.begin_bytes < word) {
+        return 0;
+    }
+    const auto *bytes = static_cast<const char *>(tensor->unsafe_storage().data());
+    std::size_t room = span.end_bytes - span.begin_bytes - word, first = span.begin_bytes;
+    std::uint64_t sample = 1;
+    for (std::size_t at = 0; at < samples; at++) {
+        std::uint64_t found;
+        std::memcpy(&found, bytes + first + room * at / (samples - 1), word);
+        sample = (sample ^ found) * mix;
+        sample ^= sample >> 32;
+    }
+    return sample == 0 ? 1 : sample;
 }
 
 Ref<> scratch_of(c10::TensorImpl *impl) {

@@ -22,7 +22,36 @@ std::atomic<std::size_t> readers_count{0};
 [[maybe_unused]] const int readers_at_fork = pthread_atfork(
     [] { readers_lock.lock(); }, [] { readers_lock.unlock(); }, [] { readers_lock.unlock(); });
 
+void add_storage(const at::Tensor &tensor, std::vector<c10::StorageImpl *> *out) {
+    if (tensor.defined() && tensor.has_storage()) {
+        out->push_back(tensor.storage().unsafeGetStorageImpl());
+    }
+}
+
+void add_storages(const c10::IValue &value, std::vector<c10::StorageImpl *> *out) {
+    if (value.isTensor()) {
+        add_storage(value.toTensor(), out);
+    } else if (value.isTensorList()) {
+        for (const at::Tensor &each : value.toTensorVector()) {
+            add_storage(each, out);
+        }
+    }
+}
+
 } // namespace
+
+std::vector<c10::StorageImpl *> written_storages(const Named *named, const c10::IValue *arguments) {
+    std::vector<c10::StorageImpl *> changed;
+    for (std::size_t at : named->declared) {
+        add_storages(arguments[at], &changed);
+    }
+    if (!named->undeclared.empty() && named->is_training(arguments)) {
+        for (std::size_t at : named->undeclared) {
+            add_storages(arguments[at], &changed);
+        }
+    }
+    return changed;
+}
 
 void add_reader(Recipe *recipe, const c10::StorageImpl *storage) {
     recipe->reads.push_back(storage);

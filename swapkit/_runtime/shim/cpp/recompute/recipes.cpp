@@ -91,16 +91,21 @@ bool has(const std::vector<std::size_t> &arguments, std::size_t argument) {
 
 // Take one tensor out of the arguments. False: it cannot be kept, or an exception is set.
 bool take_operand(Recipe *recipe, const Keeping &keeping, const at::Tensor &tensor,
-                  std::size_t argument, std::ptrdiff_t place, bool is_scratch) {
+                  std::size_t argument, std::ptrdiff_t place, bool is_scratch,
+                  bool is_written = false) {
     c10::TensorImpl *impl = tensor.unsafeGetTensorImpl();
     Ref<> packed = is_scratch ? scratch_of(impl) : keep_operand(keeping, impl);
     if (!packed) {
         return false;
     }
+    bool may_change = recipe->run && !is_scratch;
+    std::uint64_t sample = may_change ? sample_operand(packed.get(), impl) : 0;
     recipe->operands.push_back({.argument = static_cast<std::uint32_t>(argument),
                                 .place = static_cast<std::int32_t>(place),
                                 .packed = std::move(packed),
-                                .is_scratch = is_scratch});
+                                .is_scratch = is_scratch,
+                                .is_written = is_written,
+                                .sample = sample});
     const c10::StorageImpl *storage = storage_of(recipe->operands.back());
     if (storage != nullptr) {
         add_reader(recipe, storage);
@@ -135,8 +140,11 @@ bool take_arguments(Recipe *recipe, const Keeping &keeping, const Stack &stack) 
     for (std::size_t at = 0; at < count; at++) {
         const c10::IValue &value = values[at];
         if (value.isTensor() && value.toTensor().defined()) {
-            bool is_scratch = is_training && has(named.undeclared, at);
-            if (!take_operand(recipe, keeping, value.toTensor(), at, -1, is_scratch)) {
+            bool is_given = named.gives_written && has(named.declared, at);
+            bool is_scratch =
+                is_given ? !named.reads_written : is_training && has(named.undeclared, at);
+            if (!take_operand(recipe, keeping, value.toTensor(), at, -1, is_scratch,
+                              is_given && !is_scratch)) {
                 return false;
             }
             recipe->arguments.emplace_back();
@@ -241,6 +249,17 @@ bool settle_one(Recipe *recipe, bool is_over) {
     return true;
 }
 
+// Whether the operator has only written to the tensor that it was given.
+bool is_as_given(const Recipe *recipe, const at::Tensor &tensor, std::size_t result) {
+    std::size_t argument = recipe->named->declared[result];
+    return std::any_of(recipe->operands.begin(), recipe->operands.end(), [&](const Operand &each) {
+        const auto *handle = reinterpret_cast<const Handle *>(each.packed.get());
+        return each.argument == argument && handle->alias->sizes() == tensor.sizes() &&
+               handle->alias->strides() == tensor.strides() &&
+               handle->alias->dtype() == tensor.dtype();
+    });
+}
+
 // The storages of an operator's results. Empty: a run whose results cannot be recomputed.
 std::vector<Key> result_keys(const Recipe *recipe, const std::vector<at::Tensor> &made) {
     std::vector<Key> keys;
@@ -250,6 +269,9 @@ std::vector<Key> result_keys(const Recipe *recipe, const std::vector<at::Tensor>
         bool is_view = std::find(recipe->reads.begin(), recipe->reads.end(), key.storage) !=
                        recipe->reads.end();
         bool is_plain = key.storage == nullptr ? tensor.numel() == 0 : tensor.storage_offset() == 0;
+        if (recipe->named->gives_written) {
+            is_plain = key.storage != nullptr && is_as_given(recipe, tensor, keys.size());
+        }
         // Settings and random numbers are recorded for the mover's device.
         bool is_bound = recipe->run || recipe->is_chosen;
         bool is_here = !is_bound || tensor.device() == recipe->mover->device();
@@ -430,7 +452,12 @@ bool recipe_end(Recipe *recipe, const std::vector<at::Tensor> &made,
         recipe->results[at] = group.get();
         recipe->layouts[at] = layout_of(made[at]);
         group->stream = current_stream(recipe->mover->device());
-        add_reader(recipe, keys[at].storage); // so that writes to the result settle the recipe
+        if (recipe->named->gives_written) {
+            group_part(group.get(), static_cast<std::size_t>(made[at].nbytes()));
+            recipe->layouts[at].offset = 0;
+        } else {
+            add_reader(recipe, keys[at].storage); // so that writes to the result settle the recipe
+        }
         enroll_recomputed(recipe->mover.get(), group.get());
         recomputed_count++;
         groups_out->push_back(std::move(group));

@@ -46,9 +46,11 @@ struct Named {
     std::ptrdiff_t flag;                 // the training flag's argument; -1: none
     std::ptrdiff_t chance;               // the argument that is 0 if nothing is random; -1: none
     bool can_repeat, may_be_random;
-    bool fills_saved; // it may write to tensors that autograd has already saved
-    bool gives_view;  // a result is a view of an argument
-    bool moves_view;  // it changes an argument's sizes and strides, not its memory
+    bool fills_saved;   // it may write to tensors that autograd has already saved
+    bool gives_view;    // a result is a view of an argument
+    bool moves_view;    // it changes an argument's sizes and strides, not its memory
+    bool gives_written; // its results are the tensors that it changes,
+    bool reads_written; // whose former bytes affect them
 
     // Run the operator without our kernel.
     void run(c10::DispatchKeySet keys, Stack *stack) const;
@@ -64,6 +66,8 @@ struct Operand {
     std::int32_t place;     // position in a list argument; -1: not in a list
     Ref<> packed;           // a handle, or a recorder's object
     bool is_scratch;        // written and not read: any memory will do
+    bool is_written;        // written and read: a copy is written
+    std::uint64_t sample;   // of its bytes (`sample_operand`); 0: none
 };
 
 // The layout of a result.
@@ -127,21 +131,12 @@ class RecipeRef {
     Recipe *recipe_ = nullptr;
 };
 
-// While one of these lives, this thread's operators are parts of another operator, or our own:
-// nothing is captured.
-class Deeper {
-  public:
-    Deeper() { depth()++; }
-    ~Deeper() { depth()--; }
-    Deeper(const Deeper &) = delete;
-    Deeper &operator=(const Deeper &) = delete;
-    static int &depth();
-};
-
 // Begin a recipe before its operator runs: take the tensors out of the arguments. None without an
 // exception: this run cannot be repeated.
 RecipeRef recipe_begin(const Named *named, c10::DispatchKeySet keys, const Stack &stack,
                        const Keeping &keeping);
+// The storages that an operator is about to change.
+std::vector<c10::StorageImpl *> written_storages(const Named *named, const c10::IValue *arguments);
 // The tensors among the arguments of an operator before it runs, and among its results afterwards.
 std::vector<at::Tensor> tensors_given(const Named *named, const Stack &stack);
 std::vector<at::Tensor> tensors_made(const Named *named, const Stack &stack);

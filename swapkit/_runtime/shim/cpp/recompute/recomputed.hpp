@@ -11,6 +11,17 @@
 
 namespace swapkit {
 
+// While one of these lives, this thread's operators are parts of another operator, or our own:
+// nothing is captured.
+class Deeper {
+  public:
+    Deeper() { depth()++; }
+    ~Deeper() { depth()--; }
+    Deeper(const Deeper &) = delete;
+    Deeper &operator=(const Deeper &) = delete;
+    static int &depth();
+};
+
 // Return whether a group's bytes are recomputed when they are needed.
 inline bool is_recomputed(const Group *group) {
     return group->recipe != nullptr && group->native == nullptr && group->standby != Standby::spare;

@@ -35,6 +35,7 @@ struct Body {
     std::unordered_set<const Named *> chosen;
     std::unordered_set<const c10::StorageImpl *> inputs; // the caller holds these
     Made made;
+    std::vector<Refill> refills; // the latest writes, in order
     std::size_t next_sweep = least_sweep;
     std::unordered_map<c10::StorageImpl *, Kept> kept; // weak references
 };
@@ -103,6 +104,10 @@ std::size_t count_kept(Body &body) {
         c10::raw::weak_intrusive_ptr::decref(storage);
     }
     return nbytes;
+}
+
+bool has_refills(const Region *region) {
+    return region != nullptr && (!region->body->refills.empty() || has_refills(region->outer));
 }
 
 bool is_kept_here(const Region *region) {
@@ -177,7 +182,13 @@ Ref<> pack_made(Region *region, c10::TensorImpl *impl, Key key) {
     }
     Locked lock(region->kept->mover);
     Group *group = lock ? region_find(region, key) : nullptr;
-    return group == nullptr ? Ref<>() : handle_made(region, impl, group);
+    if (group != nullptr) {
+        return handle_made(region, impl, group);
+    }
+    Span span = {};
+    Refill *refill =
+        lock && look(*impl, 0, &span) != nullptr ? region_refilled(region, impl, span) : nullptr;
+    return refill == nullptr ? Ref<>() : refilled_handle(*refill, impl, region->holds != 0);
 }
 
 PyObject *region_pack(PyObject *self, PyObject *tensor) {
@@ -272,6 +283,15 @@ Sums end(Region *region, bool drops) {
             part(group.get());
         } else if (is_of(key.storage, group.get())) {
             outer->body->made.insert_or_assign(key, Ref<Group>::share(group.get()));
+        }
+    }
+    for (Refill &refill : std::exchange(body.refills, {})) {
+        count_group(refill.group.get(), &sums);
+        if (!is_held) {
+            settle_held(refill.group.get(), drops, &sums);
+        }
+        if (outer != nullptr && refill.group->recipe != nullptr) {
+            outer->body->refills.push_back(std::move(refill));
         }
     }
     return sums;
@@ -437,8 +457,45 @@ Packer *region_kept(const Region *region) { return region->kept; }
 
 std::shared_ptr<Run> region_run(const Region *region) { return region->body->run; }
 
-void region_carry(Region *region, std::vector<Ref<Group>> groups) {
+bool region_refills(Region *region, const Named *named, const Stack &stack) {
+    if (!named->gives_written || (named->reads_written && !has_refills(region))) {
+        return false;
+    }
+    WithPython python;
+    return may_refill(named, stack, region);
+}
+
+void region_written(Region *region, const Named *named, const Stack &stack) {
+    if (!named->may_write() || !has_refills(region)) {
+        return;
+    }
+    WithPython python;
+    const c10::IValue *arguments = stack.data() + (stack.size() - named->arguments);
+    std::vector<c10::StorageImpl *> changed = written_storages(named, arguments);
+    for (; region != nullptr; region = region->outer) {
+        forget_refills(&region->body->refills, changed);
+    }
+}
+
+Refill *region_refilled(Region *region, c10::TensorImpl *tensor, Span span) {
+    std::uint32_t version = key_of(*tensor).version;
+    for (; region != nullptr; region = region->outer) {
+        Refill *found = find_refill(&region->body->refills, tensor, span, &version);
+        if (found != nullptr) {
+            found->group->depth = std::min(found->group->depth, region->body->run->depth);
+            return found;
+        }
+    }
+    return nullptr;
+}
+
+void region_carry(Region *region, const std::vector<at::Tensor> &made,
+                  std::vector<Ref<Group>> groups) {
     Body &body = *region->body;
+    if (!groups.empty() && groups.front()->recipe->named->gives_written) {
+        add_refills(&body.refills, made, std::move(groups));
+        return;
+    }
     for (Ref<Group> &group : groups) {
         Key key = group->key;
         body.made.insert_or_assign(key, std::move(group));

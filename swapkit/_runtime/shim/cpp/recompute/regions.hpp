@@ -22,6 +22,7 @@
 #define SWAPKIT_REGIONS_HPP
 
 #include "recompute/recipes.hpp"
+#include "recompute/refills.hpp"
 #include "saved/pack_hooks.hpp"
 
 #include <cstdint>
@@ -47,12 +48,20 @@ bool region_tells(const Region *region);
 Packer *region_kept(const Region *region);
 std::shared_ptr<Run> region_run(const Region *region);
 
+// Return whether an operator that is about to run refills memory (`refills.hpp`).
+bool region_refills(Region *region, const Named *named, const Stack &stack);
+// Note that an operator that is not captured is about to run.
+void region_written(Region *region, const Named *named, const Stack &stack);
+
 // The functions below need the GIL and the runtime's lock.
 
-// Let a region find captured groups.
-void region_carry(Region *region, std::vector<Ref<Group>> groups);
+// Let a region find captured groups: of these results.
+void region_carry(Region *region, const std::vector<at::Tensor> &made,
+                  std::vector<Ref<Group>> groups);
 // Find a group made in a region, or in an enclosing one, that this region needs now; null: none.
 Group *region_find(Region *region, Key key);
+// Find the refill, in a region or an enclosing one, that a tensor now has the bytes of; null: none.
+Refill *region_refilled(Region *region, c10::TensorImpl *tensor, Span span);
 // Pack an operand that no region has made. None: an exception is set.
 Ref<> region_operand(Region *region, c10::TensorImpl *impl, Key key, Span span);
 

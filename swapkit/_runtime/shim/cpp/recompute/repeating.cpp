@@ -7,6 +7,7 @@
 #include "saved/weights.hpp"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/clone.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/GradMode.h>
@@ -75,13 +76,28 @@ at::Tensor operand_now(const Recipe *recipe, const Operand &operand) {
         auto *handle = reinterpret_cast<Handle *>(operand.packed.get());
         const c10::TensorImpl &alias = *handle->alias;
         auto options = c10::TensorOptions().dtype(alias.dtype()).device(alias.device());
-        return operand.is_scratch ? at::empty_strided(alias.sizes(), alias.strides(), options)
-                                  : handle_now(recipe, handle);
+        at::Tensor tensor = operand.is_scratch
+                                ? at::empty_strided(alias.sizes(), alias.strides(), options)
+                                : handle_now(recipe, handle);
+        return operand.is_written && tensor.defined() ? tensor.clone() : tensor;
     }
     Ref<> other = Ref<>::steal(unpack(nullptr, operand.packed.get()));
     c10::TensorImpl *impl = nullptr;
     return other && impl_of(other.get(), &impl) ? at::Tensor(Impl::reclaim_copy(impl))
                                                 : at::Tensor();
+}
+
+// Refuse an operand that other code has written to. False: an exception is set.
+bool check_sample(const Recipe *recipe, const Operand &operand, const at::Tensor &tensor) {
+    std::uint64_t sample = operand.sample == 0
+                               ? 0
+                               : sample_operand(operand.packed.get(), tensor.unsafeGetTensorImpl());
+    if (sample == 0 || sample == operand.sample) {
+        return true;
+    }
+    Ref<> refused = Ref<>::steal(
+        PyObject_CallFunctionObjArgs(links.refuse_overwritten, recipe->named->function, nullptr));
+    return false;
 }
 
 bool fill_arguments(const Recipe *recipe, Stack *stack) {
@@ -93,7 +109,7 @@ bool fill_arguments(const Recipe *recipe, Stack *stack) {
     }
     for (const Operand &operand : recipe->operands) {
         at::Tensor tensor = operand_now(recipe, operand);
-        if (!tensor.defined()) {
+        if (!tensor.defined() || !check_sample(recipe, operand, tensor)) {
             return false;
         }
         c10::IValue &argument = (*stack)[operand.argument];

@@ -4,6 +4,7 @@
 #include "running/hidden_operators.hpp"
 
 #include "python/links.hpp"
+#include "recompute/recomputed.hpp"
 
 #include <array>
 #include <utility>
@@ -15,6 +16,7 @@ namespace {
 struct Hidden {
     PyObject ob_base;
     std::array<PyObject *, 3> guards; // owned and entered; null: not entered, or exited
+    char is_deeper;                   // they are not captured, either
 };
 
 Hidden *as_hidden(PyObject *self) { return reinterpret_cast<Hidden *>(self); }
@@ -22,6 +24,7 @@ Hidden *as_hidden(PyObject *self) { return reinterpret_cast<Hidden *>(self); }
 // Exit the guards, innermost first. False: an exception is set.
 bool leave(Hidden *hidden) {
     bool is_done = true;
+    Deeper::depth() -= std::exchange(hidden->is_deeper, 0);
     for (auto each = hidden->guards.rbegin(); each != hidden->guards.rend(); ++each) {
         Ref<> guard = Ref<>::steal(std::exchange(*each, nullptr));
         is_done =
@@ -44,6 +47,8 @@ PyObject *hidden_enter(PyObject *self, PyObject *) {
         }
         as_hidden(self)->guards[at] = guard.release();
     }
+    Deeper::depth()++;
+    as_hidden(self)->is_deeper = 1;
     return Py_NewRef(self);
 }
 

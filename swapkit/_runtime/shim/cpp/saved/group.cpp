@@ -230,6 +230,12 @@ Group *group_new_recomputed(Mover *mover, const Terms &terms, Key key) {
     return group;
 }
 
+void group_part(Group *group, std::size_t nbytes) {
+    c10::raw::weak_intrusive_ptr::decref(std::exchange(group->weak, nullptr));
+    group->nbytes = nbytes;
+    group->cover = {.begin_bytes = 0, .end_bytes = nbytes};
+}
+
 sk_group_state group_state(const Group *group) { return *group->state_at; }
 
 bool group_is_partial(const Group *group) {

@@ -54,6 +54,10 @@ struct Keeping {
 // if autograd had saved the operand. None without an exception: the operand has no plain memory;
 // or, for hooks that stand by, nothing else would keep it alive. The lock is held.
 Ref<> keep_operand(const Keeping &keeping, c10::TensorImpl *tensor);
+// Return a sample of the bytes of an operand that a region has not made, to notice that other code
+// has written to it without a change of version: numpy, or a file that is read into it. Only of
+// host memory: a sample of device memory would wait for the device. 0: no sample.
+std::uint64_t sample_operand(PyObject *packed, c10::TensorImpl *tensor);
 // Return a handle for memory with a tensor's layout; its bytes do not matter.
 Ref<> scratch_of(c10::TensorImpl *tensor);
 

@@ -224,6 +224,9 @@ bool is_any_group();
 Group *group_new(Mover *mover, const Terms &terms, Key key);
 // Make a group that does not keep its storage: a recipe recomputes the bytes.
 Group *group_new_recomputed(Mover *mover, const Terms &terms, Key key);
+// Separate such a group from the storage that its operator has written to: it gets `nbytes` of its
+// own.
+void group_part(Group *group, std::size_t nbytes);
 sk_group_state group_state(const Group *group);
 // Return whether the saved views cover too little of the storage to move all of it.
 bool group_is_partial(const Group *group);
