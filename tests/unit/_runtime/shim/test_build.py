@@ -20,6 +20,7 @@ from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.shim import build as shim_build
 from swapkit._runtime.shim import library as shim
 from swapkit._runtime.shim.user_cache import find_cached
+from swapkit._runtime.torch_compat import isolation
 from swapkit.errors import NativeBuildError
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ def usual() -> Path:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    # A library that is loaded a second time counts for itself what this process hides.
+    monkeypatch.setattr(isolation, "_make_hidden", isolation._make_hidden)
     return tmp_path / "swapkit"
 
 
