@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import CheckpointPolicy
 
 import swapkit
@@ -356,3 +357,21 @@ def test_hooks_when_a_part_runs_twice_then_each_call_has_both(of: str) -> None:
         handle.remove()
     assert depth == 0
     assert calls >= 2 * len(part), "the last module ran again, too"
+
+
+# Torch's own formulas are scripted.
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_forward_mode_derivatives_when_a_part_runs_twice_then_their_gradients_are_right() -> None:
+    weight = torch.nn.Parameter(torch.randn(8, 8))
+
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x @ weight) * x
+
+    def gradient(call: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        with forward_ad.dual_level():
+            x = forward_ad.make_dual(torch.ones(4, 8, requires_grad=True), torch.ones(4, 8))
+            value, tangent = forward_ad.unpack_dual(call(x))
+        return torch.autograd.grad(value.sum() + tangent.sum(), weight)[0]
+
+    for part in (swapkit.checkpoint(layer), swapkit.checkpoint(layer, check_values=True)):
+        assert torch.equal(gradient(part), gradient(layer))

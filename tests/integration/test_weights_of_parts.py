@@ -149,3 +149,35 @@ def test_part_when_a_weight_has_no_memory_in_backward_then_the_error_has_the_rem
         weight.data = torch.empty(0)
         with pytest.raises(SavedTensorModified, match=r"has no memory.*Restore"):
             loss.backward()
+
+
+class Seen(torch.autograd.Function):
+    """Passes its first argument on, and shows in backward what it saved."""
+
+    saved: tuple[torch.Tensor, ...] = ()
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, y)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        Seen.saved = ctx.saved_tensors
+        return gradients[0], None
+
+
+@pytest.mark.parametrize("wrap", [plainly, as_torch, swapkit.checkpoint])
+@pytest.mark.parametrize(
+    "around", [swapkit.keep, lambda: swapkit.offload(min_bytes=0), lambda: swapkit.budget(1 << 30)]
+)
+def test_saved_leaves_when_a_checkpoint_is_inside_are_the_same_objects(
+    wrap: Callable[..., Any], around: Callable[[], Any]
+) -> None:
+    weight, other = torch.ones(4096, requires_grad=True), torch.ones(4096)
+    with around():
+        wrap(Seen.apply)(weight, other).sum().backward()
+    first, second = Seen.saved
+    assert first is weight
+    assert second is other
+    Seen.saved = ()

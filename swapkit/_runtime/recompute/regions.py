@@ -10,7 +10,8 @@ of the user's call; a recomputation gets copies of the containers that held tens
 
 The second kind of region runs its code twice. As with torch's checkpoint, a batch norm counts its
 batch twice, and any other side effect happens twice. Without gradients, and inside of function
-transforms and tracers, a region is a plain call.
+transforms and tracers, a region is a plain call; with forward-mode derivatives, only a captured one
+is recomputed.
 
 A kept operator runs once (`watchers/selection.py`); `watchers/digests.py` checks that operators
 give the same results in the second run; `watchers/collectives.py` and `slices.py` handle several
@@ -38,6 +39,7 @@ from swapkit._runtime.torch_compat.internals import (
     has_forward_hooks,
     hooks_disabled_message,
     innermost_transform,
+    is_dual_level_open,
     mode_of_kind,
 )
 from swapkit._runtime.torch_compat.isolation import untraced, untraced_itself
@@ -77,6 +79,8 @@ def run_region(
     captured = capture(terms, function, args, kwargs)
     if captured is not None:
         return captured.run()
+    if is_dual_level_open():  # backward may run outside of it, where operators save less
+        return function(*args, **kwargs)
     region = Region(terms, function, args, kwargs)
     return checkpoint(
         region,

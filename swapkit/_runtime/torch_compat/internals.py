@@ -44,6 +44,7 @@ from torch._C._functorch import peek_interpreter_stack as innermost_transform
 from torch._library import simple_registry
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import forward_ad
 from torch.fx.node import _side_effectful_functions as side_effects
 from torch.nn.modules import module as module_hooks
 from torch.optim import optimizer as optimizer_hooks
@@ -108,6 +109,7 @@ __all__ = [
     "hooks_disabled_message",
     "innermost_transform",
     "is_cow",
+    "is_dual_level_open",
     "is_fsdp_idle",
     "is_key_excluded",
     "is_tracing",
@@ -211,6 +213,11 @@ MODULE_CALL = torch.nn.Module._call_impl.__code__
 AROUND_MODULE_CALL = torch.nn.Module._wrapped_call_impl.__code__
 # In `module_hooks`: the hooks called before and after each forward.
 MODULE_HOOK_TABLES = ("_global_forward_pre_hooks", "_global_forward_hooks")
+
+
+def is_dual_level_open() -> bool:
+    """Return whether forward-mode derivatives are computed here."""
+    return bool(forward_ad._current_level >= 0)
 
 
 def has_backward_hook() -> bool:
