@@ -80,6 +80,39 @@ def test_program_when_the_folder_is_on_the_library_path_then_needs_no_other_flag
     assert found == "0 0\n"
 
 
+class Builder:
+    """A builder of an extension, whose link lines are those of SmartSwap's document."""
+
+    def extra_ldflags(self) -> list[str]:
+        flags: list[str] = []
+        root_extensions_dir = os.environ.get("TORCH_EXTENSIONS_DIR")
+        flags += [
+            "-L" + f"{root_extensions_dir}/smart_swap/",
+            "-lsmart_swap",
+        ]
+        return flags
+
+
+@pytest.mark.promise("F24")
+def test_program_when_linked_by_the_lines_of_smart_swap_then_loads_our_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guide = (ROOT / "docs" / "operators.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^(ln -s .*TORCH_EXTENSIONS_DIR.*)$", guide, re.MULTILINE)
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    run("sh", "-c", command, cwd=ROOT, PATH=path)
+    folder = tmp_path / "smart_swap"
+    run(
+        *("gcc", f"-I{swapkit.include_path()}", PROGRAM, "-o", "hooked"),
+        *Builder().extra_ldflags(),
+        cwd=tmp_path,
+    )
+    variables = {"LD_LIBRARY_PATH": f"{folder}/:"}
+    assert run(tmp_path / "hooked", cwd=tmp_path, **variables) == "0 0\n"
+    assert f"libswapkit.so => {folder}/" in run("ldd", "hooked", cwd=tmp_path, **variables)
+
+
 def test_flags_when_printed_then_quoted_and_without_torch(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,7 +99,8 @@ def test_wheel_when_opened_then_has_types_and_header_but_no_c_sources(wheel: Pat
     shim = {path.relative_to(ROOT).as_posix() for path in (ROOT / "swapkit").rglob("*.cpp")}
     stub = (NATIVE / "_lib.pyi").relative_to(ROOT).as_posix()
     header = HEADER.relative_to(ROOT).as_posix()
-    assert {"swapkit/py.typed", stub, header} | shim <= names
+    alias = "swapkit/_native/libsmart_swap.so"
+    assert {"swapkit/py.typed", stub, header, alias} | shim <= names
     assert not [name for name in names if name.endswith(".c")]
     assert not [name for name in names if name.startswith(("tests/", "tools/"))]
     assert b"License-Expression: Apache-2.0" in metadata
