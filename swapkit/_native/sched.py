@@ -101,6 +101,7 @@ class Scheduler(Handle):
         check(lib.sk_sched_create(backend.pointer, params, out))
         super().__init__(out[0])
         self.has_disk = disk is not None
+        self.host_limit_bytes = host_limit_bytes
         self._history: Ring | None = None  # borrowed by the core
 
     def stats(self) -> SchedulerStats:

@@ -19,6 +19,7 @@ from swapkit._runtime.allocators.installation import (
     uninstall_cpu,
 )
 from swapkit._runtime.model.model_parts import gather_parts
+from swapkit._runtime.model.node_ranks import count_node_ranks
 from swapkit._runtime.optimizer.wrapped import list_optimizers
 from swapkit._runtime.recording.training_state import TrainingState
 from swapkit._runtime.saved.device import CPU
@@ -250,6 +251,7 @@ def _conclude(
         largest_batches=largest,
         device=trace.device,
         label=trace.label,
+        ranks=count_node_ranks(waits=False),
     )
 
 

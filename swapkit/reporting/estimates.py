@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from swapkit.reporting.machines import format_seconds
-from swapkit.reporting.text import format_table
+from swapkit.reporting.text import format_per_rank, format_table
 from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class Estimate:
         largest_batches: for each budget that was asked about, if two sizes were recorded.
         device: the device, as torch names it.
         label: the class of the model.
+        ranks: that train on this machine, this process included.
     """
 
     plain_bytes: int
@@ -74,6 +75,12 @@ class Estimate:
     largest_batches: tuple[LargestBatch, ...] = ()
     device: str = "cpu"
     label: str = ""
+    ranks: int = 1
+
+    @property
+    def host_bytes(self) -> int | None:
+        """Most host memory that copies of this rank take at one of `times`; None: not known."""
+        return max((each.host_peak_bytes for each in self.times), default=None)
 
     @property
     def activation_bytes(self) -> int:
@@ -114,6 +121,9 @@ class Estimate:
             "operator_bytes": self.operator_bytes,
             "outside_bytes": self.outside_bytes,
             "step_seconds": self.step_seconds,
+            "ranks": self.ranks,
+            "host_bytes": self.host_bytes,
+            "machine_host_bytes": None if self.host_bytes is None else self.ranks * self.host_bytes,
         }
         for index, each in enumerate(self.budgets):
             values[f"budgets_{index}"] = each
@@ -158,6 +168,9 @@ class Estimate:
                 remarks.append(f"{format_bytes(each)} is too small: try {smallest} or more.")
             elif each >= self.plain_bytes:
                 remarks.append(f"With {format_bytes(each)} nothing moves.")
+        if self.host_bytes:
+            taken = format_per_rank(self.host_bytes, self.ranks)
+            remarks.append(f"Copies take up to {taken} of host memory.")
         if not self.times:
             remarks.append(
                 "Step times at other budgets are not known: pass machine=, with the link's speed."

@@ -46,6 +46,19 @@ def format_holders(holders: Sequence[Holder], *, most: int = LARGEST_SHOWN) -> l
     return lines
 
 
+def format_per_rank(nbytes: int, ranks: int) -> str:
+    """Return the bytes of one rank, and those of all ranks of its machine if there are several.
+
+    Example:
+        >>> format_per_rank(30 << 30, 1), format_per_rank(30 << 30, 8)
+        ('30.00 GiB', '30.00 GiB per rank, 240.00 GiB for the 8 ranks of this machine')
+    """
+    each = format_bytes(nbytes)
+    if ranks == 1:
+        return each
+    return f"{each} per rank, {format_bytes(ranks * nbytes)} for the {ranks} ranks of this machine"
+
+
 def format_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return rows below their headings, with each column as wide as its longest cell."""
     rows = [[printable(cell) for cell in row] for row in rows]

@@ -51,6 +51,26 @@ def test_failure_when_one_request_is_larger_than_the_budget_then_it_says_so_and_
         assert find_size(text) >= needed_bytes
 
 
+@pytest.mark.promise("F19")
+def test_host_memory_when_eight_ranks_share_the_machine_then_texts_give_it_for_one_and_for_all(
+    installation: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    limit_bytes = limit_above_reserved(installation, 8 * MIB)
+    weight = torch.ones(MIB // 4, requires_grad=True)
+    with swapkit.budget(limit_bytes, policy="rescue", host_limit=2 * MIB) as session:
+        total = [(weight * each).square() for each in range(1, 4)]
+        text = failure_of(lambda: torch.ones(limit_bytes // 4))
+        assert "than 2.00 MiB per rank, 16.00 MiB for the 8 ranks of this machine" in text
+        (one, whole) = re.findall(r"host_limit, e.g. to (\d+)MiB per rank \((\S+) MiB", text)[0]
+        assert 8 * (int(one) - 1) < float(whole) <= 8 * int(one)
+        del total
+    taken = session.stats.host_peak_bytes
+    assert 0 < taken <= 2 * MIB
+    shown = f"{format_bytes(taken)} per rank, {format_bytes(8 * taken)} for the 8 ranks"
+    assert f"host copies: {shown} of this machine at most" in session.explain()
+
+
 def find_size(text: str) -> int:
     """Return the budget that an error names, in bytes."""
     (found,) = re.findall(r"a budget of at least (\d+)MiB", text)

@@ -40,18 +40,23 @@ def name_ranks(count: int) -> str:
     return "one rank" if count == 1 else f"{count} ranks"
 
 
-def count_node_ranks() -> int:
+def count_node_ranks(*, waits: bool = True) -> int:
     """Return how many of them run on this machine, this process included.
 
     Where no launcher says so, the first call waits for the other ranks for at most
     `PATIENCE_SECONDS`. Ranks that have written nothing by then count as ranks of this machine: too
     small a part of its memory fails no other rank.
+
+    Args:
+        waits: whether to ask the other ranks; if not, and nobody has, all count.
     """
     launched = read_environment().node_processes
     if launched or count_ranks() == 1:
         return launched or 1
+    group = torch.distributed.group.WORLD
+    if not waits:
+        return _known.get(group, count_ranks())
     with _lock:
-        group = torch.distributed.group.WORLD
         found = _known.get(group)
         if found is None:
             found = _known[group] = _ask()

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from swapkit._runtime.model.node_ranks import count_node_ranks
 from swapkit._runtime.torch_compat.internals import (
     is_cow,
     is_zero_tensor,
@@ -30,8 +31,8 @@ from swapkit._runtime.torch_compat.internals import (
 )
 from swapkit._runtime.torch_compat.isolation import hidden, outside_inference
 from swapkit.errors import OutOfHostMemory
+from swapkit.reporting.text import format_per_rank
 from swapkit.texts import get_logger
-from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, MutableMapping
@@ -236,7 +237,7 @@ class StateMover:
                 "the host has no room for all optimizer states (%s): %s are on the host, and the "
                 "rest stays on the device. Raise host_limit.",
                 error,
-                format_bytes(self.hosted_bytes()),
+                format_per_rank(self.hosted_bytes(), count_node_ranks(waits=False)),
             )
 
     def settle(self, limit_bytes: int = 0, *, strip: bool = False) -> None:

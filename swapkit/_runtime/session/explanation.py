@@ -9,13 +9,14 @@ import torch
 
 from swapkit._runtime.allocators.memory_holders import UNCOLLECTED_AGE
 from swapkit._runtime.control.plan_status import describe_progress
+from swapkit._runtime.model.node_ranks import count_node_ranks
 from swapkit._runtime.optimizer.chunked_step import attached
 from swapkit.planning.planner import POLICIES, trade_offs
 from swapkit.planning.reasons import explain_decisions
 from swapkit.planning.selection.cases import PLANNING, RECORDING
 from swapkit.reporting.machines import format_seconds
 from swapkit.reporting.plans import format_plan, format_trade_offs
-from swapkit.reporting.text import format_holders
+from swapkit.reporting.text import format_holders, format_per_rank
 from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -32,13 +33,14 @@ MOST_KINDS = 4  # of steps that are listed, besides the current kind
 
 def explain(stats: SessionStats, status: PlanStatus, policy: str, outside: Sequence[Holder]) -> str:
     """Return a text about a session's work, its plan, and memory outside of its budget."""
+    copies = format_per_rank(stats.host_peak_bytes, count_node_ranks(waits=False))
     lines = [
         f"budget {format_bytes(stats.budget_bytes)}, peak {format_bytes(stats.peak_bytes)} "
         f"reserved, after {stats.steps} steps",
         f"policy {policy}: {stats.oom_rescues} rescues, "
         f"{format_bytes(stats.swapped_out_bytes)} copied out, "
         f"{format_bytes(stats.swapped_in_bytes)} back, {stats.stall_seconds:.3f} s stalled",
-        f"host copies: {format_bytes(stats.host_peak_bytes)} at most",
+        f"host copies: {copies} at most",
         *_explain_stalls(status),
         *_explain_replans(status),
         *([status.pipeline] if status.pipeline else []),

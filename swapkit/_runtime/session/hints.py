@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from swapkit._runtime.control.rank_alarm import ALL
-from swapkit._runtime.model.node_ranks import count_ranks
+from swapkit._runtime.model.node_ranks import count_node_ranks, count_ranks
 from swapkit._runtime.session.step_needs import find_needs
 from swapkit.planning.planner import POLICIES, find_floor
+from swapkit.reporting.text import format_per_rank
 from swapkit.units import format_bytes, format_limit
 
 if TYPE_CHECKING:
@@ -43,8 +44,7 @@ def list_hints(
     """
     hints = list(advice)
     if swapper.mover.host_is_full:
-        kept_bytes = sum(swapper.resident_sizes())
-        hints.append(_advise_host(config.limits.host_bytes, kept_bytes))
+        hints.append(_advise_host(swapper))
     hints += _advise_budget(swapper, config.limits.budget_bytes, shortage)
     if config.on_oom != ALL and count_ranks() > 1:
         hints.append(
@@ -108,10 +108,15 @@ def list_facts(swapper: Swapper) -> list[str]:
     ]
 
 
-def _advise_host(limit_bytes: int | None, kept_bytes: int) -> str:
+def _advise_host(swapper: Swapper) -> str:
+    scheduler, ranks = swapper.scheduler, count_node_ranks(waits=False)
+    limit_bytes = scheduler.host_limit_bytes
     if limit_bytes is None:
-        return "the host has no room for more copies: pass a folder as disk="
+        taken = format_per_rank(scheduler.stats().host_reserved_bytes, ranks)
+        return f"the host has no room for more copies than {taken}: pass a folder as disk="
+    wanted_bytes = limit_bytes + sum(swapper.resident_sizes())
+    whole = "" if ranks == 1 else f" per rank ({format_bytes(ranks * wanted_bytes)} in all)"
     return (
-        f"the host has no room for more copies ({format_bytes(limit_bytes)}): raise host_limit, "
-        f"e.g. to {format_limit(limit_bytes + kept_bytes)}"
+        f"the host has no room for more copies than {format_per_rank(limit_bytes, ranks)}: raise "
+        f"host_limit, e.g. to {format_limit(wanted_bytes)}{whole}"
     )

@@ -31,6 +31,7 @@ class TradeOff:
     peak_bytes: int
     swapped_bytes: int = 0
     recompute_seconds: float = 0.0
+    host_peak_bytes: int = 0  # of copies
 
 
 def measure_trade_offs(
@@ -71,6 +72,7 @@ def measure_budgets(
             peak_bytes=best.run.peak_bytes,
             swapped_bytes=best.run.swapped_bytes,
             recompute_seconds=best.run.recompute_seconds,
+            host_peak_bytes=best.run.host_peak_bytes,
         )
     return tuple(found[budget] for budget in sorted(found))
 

@@ -14,6 +14,7 @@ from torch import nn
 import swapkit
 from swapkit.errors import InvalidArgument, OverBudget, SessionError
 from swapkit.ir.machines import Machine
+from swapkit.units import format_bytes
 from tests.conftest import is_pool_installed
 from tests.support import MIB, installed, limit_above_reserved
 
@@ -190,6 +191,23 @@ def test_estimate_when_shown_then_all_rows_as_text_html_and_flat_values() -> Non
     assert values["largest_batches_0_batch_size"] == found.largest_batch
     assert values["times_0_budget_bytes"] == found.smallest_budget_bytes
     assert "\n" not in repr(found)
+
+
+@pytest.mark.promise("F19")
+def test_estimate_when_eight_ranks_share_the_machine_then_host_memory_of_one_and_of_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    alone = Training().estimate()
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    found = Training().estimate()
+    taken = found.host_bytes
+    assert taken == alone.host_bytes == found.times[0].host_peak_bytes
+    assert taken
+    values = found.to_dict()
+    assert (values["ranks"], values["machine_host_bytes"]) == (8, 8 * taken)
+    one, whole = format_bytes(taken), format_bytes(8 * taken)
+    assert f"up to {one} of host memory" in str(alone)
+    assert f"up to {one} per rank, {whole} for the 8 ranks of this machine" in str(found)
 
 
 # ---- what it leaves behind -----------------------------------------------------------------------
