@@ -83,14 +83,15 @@ class Settings:
         """
         return device_bytes if self.limit_bytes is None else min(self.limit_bytes, device_bytes)
 
-    def advise(self, needed_bytes: int) -> str:
+    def advise(self, budget_bytes: int) -> str:
         """Return advice for a user whose step does not fit the given size.
 
         Args:
-            needed_bytes: the device bytes in use plus those of the failed request.
+            budget_bytes: what fits the whole step as far as it is known.
         """
         size = format_bytes(self.limit_bytes or 0)
         return (
-            f"--adaptive-recompute-device-size gives {size}. Try {-(-needed_bytes // MIB)} (MiB), "
-            "which fits this request, or omit the flag to use all memory of the device"
+            f"--adaptive-recompute-device-size gives {size}. Try {-(-budget_bytes // MIB)} (MiB), "
+            "which fits the whole step as far as it is known, or omit the flag to use all memory "
+            "of the device"
         )

@@ -158,6 +158,7 @@ _RULES: dict[type, dict[str, Rule]] = {
         "peak_bytes": _DEVICE_BYTES,
         "swapped_bytes": _BYTES,
         "recompute_seconds": _SECONDS,
+        "host_peak_bytes": _BYTES,
     },
 }
 _TABLES: dict[str, type] = {"steps": StepRecord, "trade_offs": TradeOff}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import math
+import re
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -182,7 +183,7 @@ def test_adaptive_recompute_when_the_size_is_tiny_then_as_full_recompute(plain: 
 
 
 @pytest.mark.promise("A9")
-def test_fixed_size_when_it_is_enough_then_it_holds_else_the_error_says_what_to_do(
+def test_fixed_size_when_it_is_enough_then_it_holds(
     plain: Plain,
 ) -> None:
     size = math.ceil(plain.budget(0.6) / MIB)
@@ -192,8 +193,22 @@ def test_fixed_size_when_it_is_enough_then_it_holds_else_the_error_says_what_to_
     assert log.session.plan is not None
     assert {each.action for each in log.session.plan.decisions} == {Action.RECOMPUTE}
     del log, training
-    with pytest.raises(torch.OutOfMemoryError, match=r"device-size gives .*\. Try"):
-        train(parse(f"{SIZE} 3"))
+
+
+@pytest.mark.promise("F22")
+@pytest.mark.parametrize("size", [2, 3])
+def test_fixed_size_when_a_step_does_not_fit_then_fails_and_the_next_size_trains(
+    size: int, plain: Plain
+) -> None:
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        train(parse(f"{SIZE} {size}"))
+    (found,) = re.findall(r"device-size gives \S+ MiB\. Try (\d+) \(MiB\)", str(caught.value))
+    assert f"a budget of at least {found}MiB" in str(caught.value)
+    del caught
+    log, training, _ = train(parse(f"{SIZE} {found} {PROFILE} 5"))
+    assert training.outcome() == plain.outcome
+    assert max(log.reserved_bytes) <= int(found) * MIB == log.session.limit_bytes
+    assert int(found) * MIB < plain.budget(0.6)  # no more than the step needs
 
 
 # ---- adaptive memory -----------------------------------------------------------------------------

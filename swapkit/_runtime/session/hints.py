@@ -12,11 +12,12 @@ from swapkit.reporting.text import format_per_rank
 from swapkit.units import format_bytes, format_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from swapkit._runtime.control.plan_status import PlanStatus
     from swapkit._runtime.control.session_config import SessionConfig
     from swapkit._runtime.saved.swapper import Swapper
+    from swapkit._runtime.session.step_needs import StepNeeds
     from swapkit.planning.planner import Policy
 
 SPARE = 50  # of a budget: one part of so many is left for pieces that are too small
@@ -32,7 +33,10 @@ class Shortage(NamedTuple):
 
 
 def list_hints(
-    swapper: Swapper, config: SessionConfig, shortage: Shortage, advice: Sequence[str]
+    swapper: Swapper,
+    config: SessionConfig,
+    shortage: Shortage,
+    advice: Sequence[Callable[[int], str]],
 ) -> list[str]:
     """Return what a session's user can try. Any thread, in the middle of an allocation.
 
@@ -40,12 +44,14 @@ def list_hints(
         swapper: of the session.
         config: its options.
         shortage: of the allocation.
-        advice: hints of the code that opened the session; they come first.
+        advice: hints of the code that opened the session, given a budget in bytes that fits; they
+            come first.
     """
-    hints = list(advice)
+    needs, budget_bytes = _find_budget(swapper, config.limits.budget_bytes, shortage)
+    hints = [each(budget_bytes) for each in advice]
     if swapper.mover.host_is_full:
         hints.append(_advise_host(swapper))
-    hints += _advise_budget(swapper, config.limits.budget_bytes, shortage)
+    hints += _advise_budget(needs, budget_bytes)
     if config.on_oom != ALL and count_ranks() > 1:
         hints.append(
             "the other ranks wait for this one in their next collective until the process group's "
@@ -55,13 +61,17 @@ def list_hints(
     return hints
 
 
-def _advise_budget(swapper: Swapper, limit_bytes: int, shortage: Shortage) -> list[str]:
-    """Return a budget for the whole step, and how to need less or to know more."""
+def _find_budget(swapper: Swapper, limit_bytes: int, shortage: Shortage) -> tuple[StepNeeds, int]:
+    """Return what the whole step needs as far as it is known, and a budget for it in bytes."""
     asked_bytes = max(0, shortage.needed_bytes - swapper.in_use_bytes())
     needs = find_needs(swapper, asked_bytes, shortage.began_bytes)
     # A session's plans leave some granules free, and pieces of memory may be too small.
     least_bytes = needs.budget_bytes + needs.budget_bytes // SPARE + shortage.spare_bytes
-    budget_bytes = max(least_bytes, shortage.needed_bytes, shortage.planned_bytes, limit_bytes + 1)
+    return needs, max(least_bytes, shortage.needed_bytes, shortage.planned_bytes, limit_bytes + 1)
+
+
+def _advise_budget(needs: StepNeeds, budget_bytes: int) -> list[str]:
+    """Return the budget in words, and how to need less or to know more."""
     parts = [
         f"{format_bytes(nbytes)} {name}"
         for nbytes, name in (

@@ -98,7 +98,7 @@ class SessionLife:
         self._closing = threading.RLock()
         self.history = StepHistory(self.swapper)
         self.on_step: Callable[[], object] | None = None  # the user's, after each step
-        self.advice: list[Callable[[int], str]] = []  # the user's hints, given the bytes needed
+        self.advice: list[Callable[[int], str]] = []  # the user's hints, given a budget that fits
         self._began_bytes = installation.pool.in_use_bytes()
         self.threads = ""  # where they run, if they are bound
         self._ranks: RankWatch | None = None  # None: other ranks go on when one fails
@@ -191,8 +191,7 @@ class SessionLife:
             spare_bytes(self.swapper.device),
             find_planned_bytes(self.status(), self._config.policy),
         )
-        advice = [each(needed_bytes) for each in self.advice]
-        return list_hints(self.swapper, self._config, shortage, advice)
+        return list_hints(self.swapper, self._config, shortage, self.advice)
 
     def facts(self) -> list[str]:
         """Return sentences about what the session could not free."""

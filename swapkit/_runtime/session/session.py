@@ -89,7 +89,8 @@ class Session(SessionResults):
         """Add a hint to the error message of a step that does not fit.
 
         Args:
-            advise: takes the needed bytes of the device, returns what to try.
+            advise: takes a budget in bytes that fits the whole step as far as it is known, returns
+                what to try.
         """
         self._advice.append(advise)
 

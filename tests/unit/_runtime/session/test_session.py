@@ -238,7 +238,7 @@ def test_hints_when_the_host_is_full_then_its_limit_is_named() -> None:
         del loss
         without = session.hints(1)
     assert hints[0] == (
-        "the host has no room for more copies (1.00 MiB): raise host_limit, e.g. to 3MiB"
+        "the host has no room for more copies than 1.00 MiB: raise host_limit, e.g. to 3MiB"
     )
     assert hints[1].startswith("a budget of at least ")
     assert not any("of saved tensors" in hint for hint in hints)  # a fact, nothing to try
