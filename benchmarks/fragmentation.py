@@ -11,6 +11,9 @@
 
 `python -m swapkit replay` does the same for any trace: docs/replay.md.
 
+`split blocks`: requests of a step that a part of a cached block serves, without and with planned
+addresses.
+
 `--json FILE` writes one flat object: `7b_4k_batch4_live_gib`, and for each of `torch_native`,
 `torch_expandable`, `pool` and `planned` `7b_4k_batch4_planned_reserved_gib` and `_least_gib`, ...;
 `_saved_gib` is what planned addresses save against torch's allocator, `_saved_of_pool_gib` against
@@ -57,8 +60,9 @@ def show_heads() -> str:
     names = "".join(f" {name:>8}" for name in ("torch", "expand.", "pool", "planned"))
     groups = (f"{'reserved, GiB':>36}", f"{'saved against':>17}", f"{'fits from, GiB':>36}")
     return (
-        f"{'':<25} {'most':>8} {'   '.join(groups)}\n"
+        f"{'':<25} {'most':>8} {'   '.join(groups)}    {'split blocks':>17}\n"
         f"{'step':<25} {'live':>8}{names}    {'torch':>8} {'pool':>8}   {names}"
+        f"    {'pool':>8} {'planned':>8}"
     )
 
 
@@ -71,9 +75,10 @@ def show_row(name: str, figures: Figures, key: str) -> str:
     reserved = "".join(f" {of(each, 'reserved'):>8.2f}" for each in KEYS)
     least = "".join(f" {of(each, 'least'):>8.2f}" for each in KEYS)
     saved = [figures[f"{key}_saved_gib"], figures[f"{key}_saved_of_pool_gib"]]
+    splits = "".join(f" {figures.get(f'{key}_{each}_splits', 0):>8}" for each in (POOL, PLANNED))
     return (
         f"{name:<25} {figures[f'{key}_live_gib']:>8.2f}{reserved}    {saved[0]:>8.2f} "
-        f"{saved[1]:>8.2f}   {least}"
+        f"{saved[1]:>8.2f}   {least}   {splits}"
     )
 
 
@@ -88,6 +93,8 @@ def measure(configuration: Configuration) -> Figures:
         figures[f"{name}_least_gib"] = (report.least_bytes or 0) / GIB
         if report.layout is not None:
             figures[f"{name}_hit_share"] = report.layout.hit_share
+            figures[f"{name}_splits"] = report.layout.splits
+            figures[f"{configuration.key}_{POOL}_splits"] = report.layout.former_splits
     for name, other in (("saved", NATIVE), ("saved_of_pool", POOL)):
         reserved, planned = (
             figures[f"{configuration.key}_{each}_reserved_gib"] for each in (other, PLANNED)

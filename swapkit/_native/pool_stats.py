@@ -37,6 +37,7 @@ COUNT_NAMES = (
     "alias_failures",
     "num_settles",
     "largest_given_bytes",
+    "num_splits",
 )
 
 

@@ -92,7 +92,9 @@ class PlannedPool:
         """Repeat the step until it lies as planned."""
         self._play(self._step.present)
         for _ in range(_MOST_STEPS):
+            former_splits = -self._count_splits()
             self._play(self._step.moves)
+            former_splits += self._count_splits()
             self._end()
             if self._layout.stats().height_bytes:
                 break
@@ -105,12 +107,17 @@ class PlannedPool:
         self._play(self._step.moves)
         self._end()  # gives back what the layout replaces
         before, maps = self._layout.stats(), self._allocator.pool.maps()
+        splits = self._count_splits()
         self._begin()
         self._play(self._step.moves)
         self._allocator.end_step()
         if before.height_bytes:
-            after, maps = self._layout.stats(), self._allocator.pool.maps() - maps
-            self.layout = self._report(before, after, maps)
+            self.layout = self._report(
+                before,
+                maps=self._allocator.pool.maps() - maps,
+                splits=self._count_splits() - splits,
+                former_splits=former_splits,
+            )
 
     def _end(self) -> None:
         self._allocator.end_step()
@@ -170,7 +177,11 @@ class PlannedPool:
 
     # ---- figures ---------------------------------------------------------------------------------
 
-    def _report(self, before: LayoutStats, after: LayoutStats, maps: int) -> LayoutReport:
+    def _count_splits(self) -> int:
+        return self._allocator.pool.stats()["num_splits"]
+
+    def _report(self, before: LayoutStats, **counts: int) -> LayoutReport:
+        after = self._layout.stats()
         lifetimes = read_step(*self._lives.read()).lifetimes()
         items = NativeItems(lifetimes.starts, lifetimes.ends, lifetimes.nbytes, None)
         return LayoutReport(
@@ -184,7 +195,7 @@ class PlannedPool:
             missed_bytes=after.missed_bytes - before.missed_bytes,
             unplanned=after.unplanned - before.unplanned,
             unplanned_bytes=after.unplanned_bytes - before.unplanned_bytes,
-            maps=maps,
+            **counts,
         )
 
     def _find_first_above(self, budget_bytes: int) -> Failure:

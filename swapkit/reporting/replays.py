@@ -57,6 +57,8 @@ class LayoutReport:
     unplanned: int
     unplanned_bytes: int
     maps: int  # granules of memory that were mapped at an address
+    splits: int  # requests that a part of a cached block served
+    former_splits: int  # in a step without a layout
 
     @property
     def requests(self) -> int:
@@ -177,7 +179,8 @@ def _describe_layout(report: AllocatorReport) -> str:
         )
     return (
         f"{report.name}: {layout.hits} of {layout.requests} requests of a step lie as planned "
-        f"({layout.hit_share:.2%} of the bytes), which maps {layout.maps} granules"
+        f"({layout.hit_share:.2%} of the bytes), which maps {layout.maps} granules and splits "
+        f"{layout.splits} cached blocks ({layout.former_splits} before)"
     )
 
 

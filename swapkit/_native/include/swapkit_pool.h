@@ -106,6 +106,7 @@ typedef struct sk_pool_stats {
     int64_t alias_failures;
     int64_t num_settles;         /* waits for work that was queued on the host */
     int64_t largest_given_bytes; /* requested, of the largest block that was given back */
+    int64_t num_splits;          /* requests served by a part of a cached block, unplanned */
 } sk_pool_stats;
 
 typedef enum sk_block_state { SK_BLOCK_IN_USE, SK_BLOCK_PENDING, SK_BLOCK_CACHED } sk_block_state;

@@ -119,6 +119,15 @@ def test_varying_lengths_when_within_a_budget_then_only_planned_addresses_serve_
     )
 
 
+@pytest.mark.promise("F21")
+def test_varying_lengths_when_the_step_is_planned_then_no_cached_block_is_split_for_it() -> None:
+    unplanned, planned = compare_allocators(make_step())[-2:]
+    assert planned.layout is not None
+    assert planned.layout.splits == 0
+    assert planned.layout.former_splits > planned.layout.requests // 4
+    assert planned.free.peak_reserved_bytes <= unplanned.free.peak_reserved_bytes
+
+
 def test_varying_lengths_when_the_step_is_planned_then_reserved_is_what_is_in_use() -> None:
     planned = compare_allocators(make_step())[-1]
     assert planned.layout is not None

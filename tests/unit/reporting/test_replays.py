@@ -33,7 +33,8 @@ PLANNED = AllocatorReport(
     layout=LayoutReport(
         height_bytes=int(10.2 * GIB), lower_bound_bytes=10 * GIB + 64 * MIB,
         hits=40, hit_bytes=30 * GIB, holes=0, hole_bytes=0, misses=2, missed_bytes=GIB,
-        unplanned=1, unplanned_bytes=GIB, maps=3,
+        unplanned=1, unplanned_bytes=GIB, maps=3, splits=1,
+        former_splits=35,
     ),
 )  # fmt: skip
 FAILURE = Failure(
@@ -63,7 +64,7 @@ planned addresses (layout +1.37%)  10.20 GiB  10.00 GiB  +1.37%    98.0%        
 98.0%               204.80 MiB
 
 planned addresses: 40 of 43 requests of a step lie as planned (93.75% of the bytes), which maps 3 \
-granules"""
+granules and splits 1 cached blocks (35 before)"""
     )
 
 

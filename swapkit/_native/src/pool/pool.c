@@ -248,8 +248,10 @@ static sk_status listed_take(sk_pool *pool, const sk__request *request, sk__bloc
     SK_REQUIRES(pool->lock) {
     sk__block *block = sk__fit(pool, &request->lane->free[request->arena], request);
     sk_status status = SK_OK;
+    bool has_grown = false;
     if (block == NULL) {
         status = sk__segment_grow(pool, request);
+        has_grown = status == SK_OK;
         block = sk__is_memory_failure(status)
                     ? fit_elsewhere(pool, request)
                     : sk__fit(pool, &request->lane->free[request->arena], request);
@@ -260,7 +262,9 @@ static sk_status listed_take(sk_pool *pool, const sk__request *request, sk__bloc
                    : sk__fail(SK_CORRUPT, "pool: grown memory has no room for %zu bytes",
                               request->nbytes);
     }
+    size_t found_bytes = block->nbytes;
     block = sk__block_serve(pool, block, request);
+    pool->stats.num_splits += !has_grown && block->nbytes < found_bytes;
     sk_assert(block->lane == request->lane && block->nbytes >= request->nbytes);
     sk_assert(block->uses == NULL && block->prev == NULL && block->next == NULL);
     *out = block;

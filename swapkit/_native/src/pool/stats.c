@@ -117,6 +117,7 @@ void sk_pool_stats_reset_accumulated(sk_pool *pool) {
     stats->moved_bytes = stats->moving_ns = 0;
     stats->maps = stats->unmaps = 0;
     stats->alias_failures = stats->num_settles = stats->largest_given_bytes = 0;
+    stats->num_splits = 0;
     sk__unlock(&pool->lock);
 }
 
