@@ -84,13 +84,8 @@ class Builder:
     """A builder of an extension, whose link lines are those of SmartSwap's document."""
 
     def extra_ldflags(self) -> list[str]:
-        flags: list[str] = []
         root_extensions_dir = os.environ.get("TORCH_EXTENSIONS_DIR")
-        flags += [
-            "-L" + f"{root_extensions_dir}/smart_swap/",
-            "-lsmart_swap",
-        ]
-        return flags
+        return ["-L" + f"{root_extensions_dir}/smart_swap/", "-lsmart_swap"]
 
 
 @pytest.mark.promise("F24")
