@@ -132,19 +132,22 @@ class Capture {
         swallow(named);
     }
 
-    void end(const Stack &stack) {
+    // Return whether the results were captured.
+    bool end(const Stack &stack) {
         if (!recipe_) {
-            return;
+            return false;
         }
         WithPython python;
         Deeper ours;
         OwnOperators unseen;
         RecipeRef recipe = std::move(recipe_);
         Locked lock(packer_->mover);
+        bool is_captured = false;
         try {
             std::vector<at::Tensor> made = tensors_made(recipe->named, stack);
             std::vector<Ref<Group>> groups;
             if (lock && recipe_end(recipe.get(), made, wanted(made.size()), terms(), &groups)) {
+                is_captured = !groups.empty();
                 carry(made, std::move(groups));
             }
         } catch (const std::exception &) {
@@ -152,6 +155,7 @@ class Capture {
         }
         swallow(recipe->named);
         packer_ = Ref<Packer>();
+        return is_captured;
     }
 
     ~Capture() {
@@ -293,7 +297,7 @@ class Kernel final : public c10::OperatorKernel {
         } else if (chosen != nullptr && !chosen->recomputes) {
             run_marked(*chosen, keys, stack);
         } else if (chosen != nullptr && named_->can_repeat) {
-            capture({.captor = Captor::user}, keys, stack);
+            (void)capture({.captor = Captor::user}, keys, stack);
         } else {
             run_unchosen(keys, stack);
         }
@@ -314,12 +318,12 @@ class Kernel final : public c10::OperatorKernel {
         if (named_->can_repeat && cursor.row != cursor.end) {
             std::size_t row = cursor.count(named_);
             if (row != cursor.end) {
-                capture({.captor = Captor::plan, .row = row}, keys, stack);
+                (void)capture({.captor = Captor::plan, .row = row}, keys, stack);
                 return;
             }
         }
         if (named_->can_repeat && stands_anyone_by()) {
-            capture({.captor = Captor::standby}, keys, stack);
+            (void)capture({.captor = Captor::standby}, keys, stack);
             return;
         }
         Deeper inside;
@@ -337,7 +341,7 @@ class Kernel final : public c10::OperatorKernel {
         mark_chosen(chosen, named_, viewed, *stack);
     }
 
-    void capture(Claim claim, c10::DispatchKeySet keys, Stack *stack) const {
+    bool capture(Claim claim, c10::DispatchKeySet keys, Stack *stack) const {
         Capture capture(named_, claim, keys, *stack);
         if (claim.captor == Captor::region || claim.captor == Captor::user) {
             count_run(); // after packing the operands, which are events
@@ -346,7 +350,7 @@ class Kernel final : public c10::OperatorKernel {
             Deeper inside;
             named_->run(keys, stack);
         }
-        capture.end(*stack);
+        return capture.end(*stack);
     }
 
     // Count a run in the plan's cursor that is captured for the user instead.
@@ -360,16 +364,20 @@ class Kernel final : public c10::OperatorKernel {
     void run_inside(Region *region, c10::DispatchKeySet keys, Stack *stack) const {
         bool is_kept = region_keeps(region, named_);
         bool can_repeat = named_->can_repeat || region_refills(region, named_, *stack);
+        std::vector<c10::StorageImpl *> changed = region_writes(region, named_, *stack);
         if (!is_kept && can_repeat && torch::autograd::get_current_graph_task_id() == -1) {
-            capture({.captor = Captor::region, .region = region}, keys, stack);
+            bool is_done = capture({.captor = Captor::region, .region = region}, keys, stack);
+            if (!is_done || !named_->gives_written) {
+                region_written(region, changed);
+            }
             return;
         }
-        region_written(region, named_, *stack);
         count_run();
         {
             Deeper inside;
             named_->run(keys, stack);
         }
+        region_written(region, changed);
         if (is_kept) {
             WithPython python;
             region_note_kept(region, tensors_made(named_, *stack));

@@ -73,6 +73,32 @@ static Ref<> keep_weight(const Region *region, c10::TensorImpl *impl) {
     return Ref<>::steal(as_object(weight));
 }
 
+// A handle for what a region has made. None without an exception: it has not made this.
+static Ref<> keep_made(Region *region, c10::TensorImpl *impl, Key key, Span span) {
+    if (Group *made = region_find(region, key)) {
+        return Ref<>::steal(as_object(handle_new(impl, made)));
+    }
+    const Refill *refill = region_refilled(region, impl, span);
+    return refill == nullptr ? Ref<>() : refilled_handle(*refill, impl, false);
+}
+
+// A handle for what no region has made.
+static Ref<> keep_outside(const Keeping &keeping, c10::TensorImpl *impl, Key key, Span span) {
+    Region *region = keeping.region;
+    Ref<Group> computed = find_recomputed(keeping.mover, key);
+    if (computed && recipe_may_serve(computed.get())) {
+        return Ref<>::steal(as_object(handle_new(impl, computed.get())));
+    }
+    if (region != nullptr) {
+        return region_operand(region, impl, key, span);
+    }
+    if (keeping.captor == Captor::standby && !find_group(keeping.mover, impl, key, span) &&
+        may_keep(keeping.mover, key.storage) != 1) {
+        return {};
+    }
+    return keep_in_group(keeping, impl, key, span);
+}
+
 Ref<> keep_operand(const Keeping &keeping, c10::TensorImpl *impl) {
     Region *region = keeping.region;
     Span span = {};
@@ -88,11 +114,9 @@ Ref<> keep_operand(const Keeping &keeping, c10::TensorImpl *impl) {
         return weight;
     }
     Key key = key_of(*impl);
-    if (Group *made = region == nullptr ? nullptr : region_find(region, key)) {
-        return Ref<>::steal(as_object(handle_new(impl, made)));
-    }
-    if (Refill *refill = region == nullptr ? nullptr : region_refilled(region, impl, span)) {
-        return refilled_handle(*refill, impl, false);
+    Ref<> made = region == nullptr ? Ref<>() : keep_made(region, impl, key, span);
+    if (made || PyErr_Occurred() != nullptr) {
+        return made;
     }
     Ref<> copy = copy_statistics(impl);
     if (copy) {
@@ -101,43 +125,75 @@ Ref<> keep_operand(const Keeping &keeping, c10::TensorImpl *impl) {
     if (region != nullptr && region_tells(region)) {
         return region_operand(region, impl, key, span);
     }
-    Ref<Group> computed = find_recomputed(keeping.mover, key);
-    if (computed && recipe_may_serve(computed.get())) {
-        return Ref<>::steal(as_object(handle_new(impl, computed.get())));
-    }
-    if (region != nullptr) {
-        return region_operand(region, impl, key, span);
-    }
-    if (keeping.captor == Captor::standby && !find_group(keeping.mover, impl, key, span) &&
-        may_keep(keeping.mover, key.storage) != 1) {
-        return {};
-    }
-    return keep_in_group(keeping, impl, key, span);
+    return keep_outside(keeping, impl, key, span);
 }
 
-std::uint64_t sample_operand(PyObject *packed, c10::TensorImpl *tensor) {
-    constexpr std::size_t samples = 16, word = sizeof(std::uint64_t);
-    constexpr std::uint64_t mix = 0x9E3779B97F4A7C15; // odd, with an irregular pattern of bits
+namespace {
+
+// Adds up words, in order.
+class Sample {
+  public:
+    void add(const char *from, std::size_t nbytes) {
+        constexpr std::uint64_t mix = 0x9E3779B97F4A7C15; // odd, with an irregular pattern of bits
+        std::uint64_t word = 0;
+        std::memcpy(&word, from, std::min(nbytes, sizeof(word)));
+        sum_ = (sum_ ^ word) * mix;
+        sum_ ^= sum_ >> 32;
+    }
+    std::uint64_t get() const { return sum_ == 0 ? 1 : sum_; }
+
+  private:
+    std::uint64_t sum_ = 1;
+};
+
+// Of the elements of a tensor with gaps: other code may write to those.
+std::uint64_t sample_elements(const c10::TensorImpl &tensor, std::size_t count) {
+    Sample sample;
+    const auto *bytes = static_cast<const char *>(tensor.unsafe_storage().data());
+    auto last = tensor.numel() - 1;
+    for (std::size_t at = 0; at < count; at++) {
+        std::int64_t place = tensor.storage_offset();
+        auto rest = last * static_cast<std::int64_t>(at) / static_cast<std::int64_t>(count - 1);
+        for (std::int64_t dim = tensor.dim() - 1; dim >= 0; dim--) {
+            place += rest % tensor.size(dim) * tensor.stride(dim);
+            rest /= tensor.size(dim);
+        }
+        sample.add(bytes + static_cast<std::size_t>(place) * tensor.itemsize(), tensor.itemsize());
+    }
+    return sample.get();
+}
+
+} // namespace
+
+std::uint64_t sample_span(const c10::StorageImpl *storage, Span span) {
+    constexpr std::size_t count = 512, word = sizeof(std::uint64_t);
+    std::size_t nbytes = span.end_bytes - span.begin_bytes;
+    if (!storage->device().is_cpu() || nbytes < word || span.end_bytes > storage->nbytes()) {
+        return 0;
+    }
+    Sample sample;
+    const auto *bytes = static_cast<const char *>(storage->data()) + span.begin_bytes;
+    for (std::size_t at = 0; at < count; at++) {
+        sample.add(bytes + (nbytes - word) * at / (count - 1), word);
+    }
+    return sample.get();
+}
+
+std::uint64_t sample_operand(PyObject *packed, c10::TensorImpl *tensor, bool is_refill) {
+    constexpr std::size_t few = 16; // of each operator's operands
     const auto *handle =
         Py_TYPE(packed) == &handle_type ? reinterpret_cast<const Handle *>(packed) : nullptr;
     bool is_made =
         handle != nullptr && handle->group != nullptr && handle->group->recipe != nullptr;
     bool is_weight = handle != nullptr && handle->weight != nullptr;
     Span span = {};
-    if (is_made || is_weight || !tensor->device().is_cpu() || gathers_gradients(tensor) ||
-        look(*tensor, 0, &span) == nullptr || span.end_bytes - span.begin_bytes < word) {
+    const c10::StorageImpl *storage = look(*tensor, 0, &span);
+    if (is_made || is_weight || storage == nullptr || !storage->device().is_cpu() ||
+        gathers_gradients(tensor) || span.end_bytes > storage->nbytes()) {
         return 0;
     }
-    const auto *bytes = static_cast<const char *>(tensor->unsafe_storage().data());
-    std::size_t room = span.end_bytes - span.begin_bytes - word, first = span.begin_bytes;
-    std::uint64_t sample = 1;
-    for (std::size_t at = 0; at < samples; at++) {
-        std::uint64_t found;
-        std::memcpy(&found, bytes + first + room * at / (samples - 1), word);
-        sample = (sample ^ found) * mix;
-        sample ^= sample >> 32;
-    }
-    return sample == 0 ? 1 : sample;
+    return is_refill && tensor->is_non_overlapping_and_dense() ? sample_span(storage, span)
+                                                               : sample_elements(*tensor, few);
 }
 
 Ref<> scratch_of(c10::TensorImpl *impl) {

@@ -89,23 +89,19 @@ bool has(const std::vector<std::size_t> &arguments, std::size_t argument) {
     return std::find(arguments.begin(), arguments.end(), argument) != arguments.end();
 }
 
-// Take one tensor out of the arguments. False: it cannot be kept, or an exception is set.
+// Take one tensor out of the arguments, for an operand whose place and use are known. False: it
+// cannot be kept, or an exception is set.
 bool take_operand(Recipe *recipe, const Keeping &keeping, const at::Tensor &tensor,
-                  std::size_t argument, std::ptrdiff_t place, bool is_scratch,
-                  bool is_written = false) {
+                  Operand operand) {
     c10::TensorImpl *impl = tensor.unsafeGetTensorImpl();
-    Ref<> packed = is_scratch ? scratch_of(impl) : keep_operand(keeping, impl);
-    if (!packed) {
+    operand.packed = operand.is_scratch ? scratch_of(impl) : keep_operand(keeping, impl);
+    if (!operand.packed) {
         return false;
     }
-    bool may_change = recipe->run && !is_scratch;
-    std::uint64_t sample = may_change ? sample_operand(packed.get(), impl) : 0;
-    recipe->operands.push_back({.argument = static_cast<std::uint32_t>(argument),
-                                .place = static_cast<std::int32_t>(place),
-                                .packed = std::move(packed),
-                                .is_scratch = is_scratch,
-                                .is_written = is_written,
-                                .sample = sample});
+    if (recipe->run && !operand.is_scratch) {
+        operand.sample = sample_operand(operand.packed.get(), impl, recipe->named->gives_written);
+    }
+    recipe->operands.push_back(std::move(operand));
     const c10::StorageImpl *storage = storage_of(recipe->operands.back());
     if (storage != nullptr) {
         add_reader(recipe, storage);
@@ -115,20 +111,30 @@ bool take_operand(Recipe *recipe, const Keeping &keeping, const at::Tensor &tens
 
 // Take the tensors out of a list argument, and keep a list without them.
 bool take_list(Recipe *recipe, const Keeping &keeping, const c10::IValue &value,
-               std::size_t argument) {
+               std::uint32_t argument) {
     c10::List<c10::IValue> given = value.toList();
     c10::impl::GenericList rest(given.elementType());
     for (std::size_t place = 0; place < given.size(); place++) {
         const c10::IValue &each = given.get(place);
         bool is_operand = each.isTensor() && each.toTensor().defined();
         rest.push_back(is_operand ? c10::IValue() : each);
-        if (is_operand && !take_operand(recipe, keeping, each.toTensor(), argument,
-                                        static_cast<std::ptrdiff_t>(place), false)) {
+        if (is_operand &&
+            !take_operand(recipe, keeping, each.toTensor(),
+                          {.argument = argument, .place = static_cast<std::int32_t>(place)})) {
             return false;
         }
     }
     recipe->arguments.emplace_back(std::move(rest));
     return true;
+}
+
+// How an operator uses a tensor argument.
+Operand operand_at(const Named &named, std::size_t at, bool is_training) {
+    bool is_given = named.gives_written && has(named.declared, at);
+    bool is_scratch = is_given ? !named.reads_written : is_training && has(named.undeclared, at);
+    return {.argument = static_cast<std::uint32_t>(at),
+            .is_scratch = is_scratch,
+            .is_written = is_given && !is_scratch};
 }
 
 bool take_arguments(Recipe *recipe, const Keeping &keeping, const Stack &stack) {
@@ -140,16 +146,13 @@ bool take_arguments(Recipe *recipe, const Keeping &keeping, const Stack &stack) 
     for (std::size_t at = 0; at < count; at++) {
         const c10::IValue &value = values[at];
         if (value.isTensor() && value.toTensor().defined()) {
-            bool is_given = named.gives_written && has(named.declared, at);
-            bool is_scratch =
-                is_given ? !named.reads_written : is_training && has(named.undeclared, at);
-            if (!take_operand(recipe, keeping, value.toTensor(), at, -1, is_scratch,
-                              is_given && !is_scratch)) {
+            if (!take_operand(recipe, keeping, value.toTensor(),
+                              operand_at(named, at, is_training))) {
                 return false;
             }
             recipe->arguments.emplace_back();
         } else if (value.isList()) {
-            if (!take_list(recipe, keeping, value, at)) {
+            if (!take_list(recipe, keeping, value, static_cast<std::uint32_t>(at))) {
                 return false;
             }
         } else {

@@ -62,12 +62,12 @@ struct Named {
 };
 
 struct Operand {
-    std::uint32_t argument; // position among the operator's arguments
-    std::int32_t place;     // position in a list argument; -1: not in a list
-    Ref<> packed;           // a handle, or a recorder's object
-    bool is_scratch;        // written and not read: any memory will do
-    bool is_written;        // written and read: a copy is written
-    std::uint64_t sample;   // of its bytes (`sample_operand`); 0: none
+    std::uint32_t argument = 0; // position among the operator's arguments
+    std::int32_t place = -1;    // position in a list argument; -1: not in a list
+    Ref<> packed = {};          // a handle, or a recorder's object
+    bool is_scratch = false;    // written and not read: any memory will do
+    bool is_written = false;    // written and read: a copy is written
+    std::uint64_t sample = 0;   // of its bytes (`sample_operand`); 0: none
 };
 
 // The layout of a result.

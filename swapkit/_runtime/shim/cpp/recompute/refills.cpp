@@ -58,6 +58,16 @@ c10::StorageImpl *bytes_of(const Refill &refill, c10::StorageImpl *storage) {
     return bytes;
 }
 
+// Take some writes out of the list. The caller drops them last, since this may end recipes.
+template <class Some> std::vector<Refill> take_out(std::vector<Refill> *refills, Some is_one) {
+    std::vector<Refill> out, rest;
+    for (Refill &each : *refills) {
+        (is_one(each) ? out : rest).push_back(std::move(each));
+    }
+    *refills = std::move(rest);
+    return out;
+}
+
 } // namespace
 
 bool may_refill(const Named *named, const Stack &stack, Region *region) {
@@ -77,12 +87,9 @@ void add_refills(std::vector<Refill> *refills, const std::vector<at::Tensor> &ma
         c10::TensorImpl *impl = made[group->result].unsafeGetTensorImpl();
         Span span = {};
         c10::StorageImpl *storage = look(*impl, 0, &span);
-        std::vector<Refill> covered; // dropped last, since this may end recipes
-        auto rest = std::stable_partition(refills->begin(), refills->end(), [&](Refill &each) {
-            return each.storage._unsafe_get_target() != storage || !is_within(each.span, span);
+        auto covered = take_out(refills, [&](const Refill &each) {
+            return each.storage._unsafe_get_target() == storage && is_within(each.span, span);
         });
-        std::move(rest, refills->end(), std::back_inserter(covered));
-        refills->erase(rest, refills->end());
         using Strong = c10::intrusive_ptr<c10::StorageImpl>;
         refills->push_back(
             {.storage = c10::weak_intrusive_ptr<c10::StorageImpl>(Strong::reclaim_copy(storage)),
@@ -90,18 +97,16 @@ void add_refills(std::vector<Refill> *refills, const std::vector<at::Tensor> &ma
              // Autograd counts the write once the kernels have run.
              .version = impl->version_counter().current_version() + 1,
              .span = span,
+             .sample = sample_span(storage, span),
              .group = std::move(group)});
     }
 }
 
 void forget_refills(std::vector<Refill> *refills, const std::vector<c10::StorageImpl *> &changed) {
-    std::vector<Refill> gone;
-    auto rest = std::stable_partition(refills->begin(), refills->end(), [&](const Refill &each) {
+    auto gone = take_out(refills, [&](const Refill &each) {
         auto *storage = each.storage._unsafe_get_target();
-        return std::find(changed.begin(), changed.end(), storage) == changed.end();
+        return std::find(changed.begin(), changed.end(), storage) != changed.end();
     });
-    std::move(rest, refills->end(), std::back_inserter(gone));
-    refills->erase(rest, refills->end());
 }
 
 Refill *find_refill(std::vector<Refill> *refills, c10::TensorImpl *tensor, Span span,
@@ -117,7 +122,8 @@ Refill *find_refill(std::vector<Refill> *refills, c10::TensorImpl *tensor, Span 
             return nullptr;
         }
         if (overlaps(each->span, span)) {
-            bool has_bytes = is_within(span, each->span) && each->group->recipe != nullptr;
+            bool has_bytes = is_within(span, each->span) && each->group->recipe != nullptr &&
+                             each->sample == sample_span(storage, each->span);
             return has_bytes ? &*each : nullptr;
         }
         --*version;

@@ -23,6 +23,7 @@ struct Refill {
     c10::VariableVersion counter; // of the tensor,
     std::uint32_t version;        // and its version after the write
     Span span;
+    std::uint64_t sample; // of the bytes that it has written (`sample_span`)
     Ref<Group> group;
 };
 
@@ -31,10 +32,12 @@ bool may_refill(const Named *named, const Stack &stack, Region *region);
 // Note the writes of a recipe that has run.
 void add_refills(std::vector<Refill> *refills, const std::vector<at::Tensor> &made,
                  std::vector<Ref<Group>> groups);
-// Drop the writes to some storages: a write that was not captured may have followed.
+// Drop the writes to some storages: another write follows that was not captured, perhaps without a
+// change of version.
 void forget_refills(std::vector<Refill> *refills, const std::vector<c10::StorageImpl *> &changed);
 // The latest of these writes to the bytes of a tensor at a version; null: unknown, or only a part
-// of the bytes. `version` is reduced to that before these writes.
+// of the bytes, or a kernel that torch does not see has written to them since. `version` is reduced
+// to that before these writes.
 Refill *find_refill(std::vector<Refill> *refills, c10::TensorImpl *tensor, Span span,
                     std::uint32_t *version);
 // A handle of a tensor that a refill covers. `holds`: with the bytes of now. None: an exception is

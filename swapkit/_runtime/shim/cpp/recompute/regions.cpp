@@ -107,7 +107,10 @@ std::size_t count_kept(Body &body) {
 }
 
 bool has_refills(const Region *region) {
-    return region != nullptr && (!region->body->refills.empty() || has_refills(region->outer));
+    while (region != nullptr && region->body->refills.empty()) {
+        region = region->outer;
+    }
+    return region != nullptr;
 }
 
 bool is_kept_here(const Region *region) {
@@ -290,7 +293,7 @@ Sums end(Region *region, bool drops) {
         if (!is_held) {
             settle_held(refill.group.get(), drops, &sums);
         }
-        if (outer != nullptr && refill.group->recipe != nullptr) {
+        if (outer != nullptr) { // also one without a recipe: earlier writes there are no more
             outer->body->refills.push_back(std::move(refill));
         }
     }
@@ -465,16 +468,22 @@ bool region_refills(Region *region, const Named *named, const Stack &stack) {
     return may_refill(named, stack, region);
 }
 
-void region_written(Region *region, const Named *named, const Stack &stack) {
-    if (!named->may_write() || !has_refills(region)) {
+void region_written(Region *region, const std::vector<c10::StorageImpl *> &changed) {
+    if (changed.empty()) {
         return;
     }
     WithPython python;
-    const c10::IValue *arguments = stack.data() + (stack.size() - named->arguments);
-    std::vector<c10::StorageImpl *> changed = written_storages(named, arguments);
     for (; region != nullptr; region = region->outer) {
         forget_refills(&region->body->refills, changed);
     }
+}
+
+std::vector<c10::StorageImpl *> region_writes(const Region *region, const Named *named,
+                                              const Stack &stack) {
+    if (!named->may_write() || !has_refills(region)) {
+        return {};
+    }
+    return written_storages(named, stack.data() + (stack.size() - named->arguments));
 }
 
 Refill *region_refilled(Region *region, c10::TensorImpl *tensor, Span span) {

@@ -50,8 +50,11 @@ std::shared_ptr<Run> region_run(const Region *region);
 
 // Return whether an operator that is about to run refills memory (`refills.hpp`).
 bool region_refills(Region *region, const Named *named, const Stack &stack);
-// Note that an operator that is not captured is about to run.
-void region_written(Region *region, const Named *named, const Stack &stack);
+// Return the storages that an operator is about to write to, if a region has refilled any;
+std::vector<c10::StorageImpl *> region_writes(const Region *region, const Named *named,
+                                              const Stack &stack);
+// note that it has written to them, and that this write was not captured.
+void region_written(Region *region, const std::vector<c10::StorageImpl *> &changed);
 
 // The functions below need the GIL and the runtime's lock.
 

@@ -91,7 +91,8 @@ at::Tensor operand_now(const Recipe *recipe, const Operand &operand) {
 bool check_sample(const Recipe *recipe, const Operand &operand, const at::Tensor &tensor) {
     std::uint64_t sample = operand.sample == 0
                                ? 0
-                               : sample_operand(operand.packed.get(), tensor.unsafeGetTensorImpl());
+                               : sample_operand(operand.packed.get(), tensor.unsafeGetTensorImpl(),
+                                                recipe->named->gives_written);
     if (sample == 0 || sample == operand.sample) {
         return true;
     }

@@ -56,8 +56,11 @@ struct Keeping {
 Ref<> keep_operand(const Keeping &keeping, c10::TensorImpl *tensor);
 // Return a sample of the bytes of an operand that a region has not made, to notice that other code
 // has written to it without a change of version: numpy, or a file that is read into it. Only of
-// host memory: a sample of device memory would wait for the device. 0: no sample.
-std::uint64_t sample_operand(PyObject *packed, c10::TensorImpl *tensor);
+// host memory: a sample of device memory would wait for the device. 0: no sample. `is_refill`: more
+// samples, of what a region copies into memory of others.
+std::uint64_t sample_operand(PyObject *packed, c10::TensorImpl *tensor, bool is_refill);
+// Likewise, of all bytes of a span.
+std::uint64_t sample_span(const c10::StorageImpl *storage, Span span);
 // Return a handle for memory with a tensor's layout; its bytes do not matter.
 Ref<> scratch_of(c10::TensorImpl *tensor);
 
