@@ -155,11 +155,11 @@ def _roots() -> Iterator[Any]:
     if node is not None:
         yield node
     try:
-        objects = gc.get_objects()
+        # Not isinstance(): reading `__class__` of a lazy proxy would run its code. No local holds
+        # all objects: up to Python 3.10 this frame is one of them, and would hold itself.
+        tensors = [item for item in gc.get_objects() if issubclass(type(item), torch.Tensor)]
     except MemoryError:  # too little host memory is left to search
         return
-    # Not isinstance(): reading `__class__` of a lazy proxy would run its code.
-    tensors = [item for item in objects if issubclass(type(item), torch.Tensor)]
     for tensor in take_while(_is_alone, tensors):
         root = _node_of(tensor)
         if root is not None:
