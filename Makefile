@@ -228,8 +228,8 @@ integrations: setup $(INTEGRATIONS:%=.venv-%/.ready)
 newest: setup
 	@test -x $(NEWEST_VENV)/bin/pip || $(NEWEST_PYTHON) -m venv --clear $(NEWEST_VENV)
 	@$(BIN)/python -c 'import pathlib, tomllib; project = tomllib.loads(pathlib.Path("pyproject.toml") \
-		.read_text())["project"]; print(*project["dependencies"], *project["optional-dependencies"]["dev"], \
-		sep="\n")' >$(NEWEST_VENV)/requirements.txt
+		.read_text())["project"]; print(*project["dependencies"], *(each for extra in ("demo", "dev") \
+		for each in project["optional-dependencies"][extra]), sep="\n")' >$(NEWEST_VENV)/requirements.txt
 	@$(NEWEST_VENV)/bin/python -m pip install -qq --upgrade --upgrade-strategy eager \
 		-r $(NEWEST_VENV)/requirements.txt
 	@$(NEWEST_VENV)/bin/python -m pip list 2>/dev/null | grep -E '^(torch|numpy|highspy|cffi|click) '

@@ -22,7 +22,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 import swapkit
-from swapkit._runtime.torch_compat.internals import count_collectives
+from swapkit._runtime.torch_compat.internals import count_collectives, fsdp_groups_of
 from swapkit.planning.beside import at_once
 from swapkit.testing import slow_link
 from tests.support.ranks import tell_and_exit
@@ -130,7 +130,7 @@ class Training:
             group.post_forward_mesh_info is not None
             for layer in self.model
             if isinstance(layer, FSDPModule)
-            for group in layer._get_fsdp_state()._fsdp_param_groups
+            for group in fsdp_groups_of(layer._get_fsdp_state())
         ]
 
 

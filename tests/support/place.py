@@ -29,6 +29,7 @@ def make_default() -> None:
     """Let tensors be made on the device, by every thread, unless it is said otherwise."""
     if not ON_CPU:
         install()  # before the device is first used
-        with warnings.catch_warnings(action="ignore"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             # The newer way is a function mode, which everything that is tested would then run in.
             torch.set_default_tensor_type(f"torch.{DEVICE}.FloatTensor")

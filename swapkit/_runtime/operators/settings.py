@@ -49,6 +49,9 @@ _SWITCHES = {
     "_get_cpu_allow_fp16_reduced_precision_reduction": (
         "_set_cpu_allow_fp16_reduced_precision_reduction"
     ),
+    "_get_cublaslt_prefer_grouped_gemm": "_set_cublaslt_prefer_grouped_gemm",
+    "_get_native_aot_enabled": "_set_native_aot_enabled",  # which kernels operators have
+    "_get_native_aot_unconditional_masked": "_set_native_aot_unconditional_masked",
     "_get_flash_sdp_enabled": "_set_sdp_use_flash",
     "_get_fa3_sdp_enabled": "_set_sdp_use_fa3",
     "_get_mem_efficient_sdp_enabled": "_set_sdp_use_mem_efficient",

@@ -87,7 +87,8 @@ def test_torch_when_swapkit_is_not_installed_then_a_note_says_so(
     def fail(name: str) -> list[str]:
         raise PackageNotFoundError(name)
 
-    assert checks.check_torch().level is Level.GOOD
+    monkeypatch.setattr(importlib.metadata, "requires", lambda _: ["torch>=2"])
+    assert "imported from a folder" not in checks.check_torch().text
     monkeypatch.setattr(importlib.metadata, "requires", fail)
     found = run_check("torch", checks.check_torch)
     assert found.level is Level.NOTE

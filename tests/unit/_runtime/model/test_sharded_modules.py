@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from swapkit._runtime.model.sharded_modules import find_sharded
+from swapkit._runtime.torch_compat.internals import fsdp_groups_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +39,7 @@ def paths(model: nn.Module | None) -> list[tuple[str, ...]]:
 
 
 def frees(module: Any) -> list[bool]:
-    groups = module._get_fsdp_state()._fsdp_param_groups
+    groups = fsdp_groups_of(module._get_fsdp_state())
     return [group.post_forward_mesh_info is not None for group in groups]
 
 

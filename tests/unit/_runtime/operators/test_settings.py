@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from packaging.version import Version
 from torch.nn.functional import conv2d
 
 import swapkit
@@ -56,6 +57,7 @@ NO_SETTINGS = {
     "_get_deterministic_algorithms",  # read by torch's public functions, with `warn_only`
     "_get_dispatch_mode",
     "_get_dtensor_allow_implicit_replication",
+    "_get_fake_constant",  # of one tensor
     "_get_graph_exec_group",
     "_get_graph_executor_optimize",
     "_get_miopen_immediate",  # of ROCm, as the next one
@@ -75,6 +77,13 @@ NO_SETTINGS = {
     "get_autocast_xla_dtype",
     "get_num_interop_threads",  # operators compute the same
 }
+# Settings that some tested releases lack, by the first that has them.
+SINCE = {
+    "cudnn_depthwise_kernel": "2.13",
+    "cublaslt_prefer_grouped_gemm": "2.14",
+    "native_aot_enabled": "2.15",
+    "native_aot_unconditional_masked": "2.15",
+}
 
 
 def test_settings_when_torch_has_a_pair_to_get_and_set_one_then_it_is_known() -> None:
@@ -88,7 +97,8 @@ def test_settings_when_torch_has_a_pair_to_get_and_set_one_then_it_is_known() ->
     }
     assert not pairs - NO_SETTINGS - settings._SWITCHES.keys()
     functions = {*settings._SWITCHES, *settings._SWITCHES.values()}
-    assert not functions - names
+    later = {each for each in SINCE if Version(torch.__version__) < Version(SINCE[each])}
+    assert not functions - names - {f"_{verb}_{each}" for verb in ("get", "set") for each in later}
     assert {"_get_fp32_precision_getter", "_set_fp32_precision_setter"} <= names
 
 

@@ -113,7 +113,8 @@ def ranks() -> Iterator[None]:
 
 
 def make_zero() -> ZeroRedundancyOptimizer:
-    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # torch's own
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch's own
         from torch.distributed.optim import ZeroRedundancyOptimizer
     return ZeroRedundancyOptimizer(make_params(), torch.optim.AdamW, lr=0.01)
 
