@@ -80,6 +80,8 @@ NO_SETTINGS = {
 # Settings that some tested releases lack, by the first that has them.
 SINCE = {
     "cudnn_depthwise_kernel": "2.13",
+    "fa3_sdp_enabled": "2.13",
+    "sdp_use_fa3": "2.13",
     "cublaslt_prefer_grouped_gemm": "2.14",
     "native_aot_enabled": "2.15",
     "native_aot_unconditional_masked": "2.15",
