@@ -154,8 +154,8 @@ def test_plain_training_when_over_the_limit_then_torch_error_says_what_happened(
     for part in (
         "requested in",
         "the budget is",
-        "In use:",
-        "reserved:",
+        "allocated",
+        "reserved",
         "Largest holders",
         "What to try",
     ):
