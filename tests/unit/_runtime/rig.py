@@ -127,7 +127,8 @@ def interrupts(nth: int, function: Callable[[], object]) -> bool:
 
     It does so as calls begin and as they return, but for the function itself, what a `with` calls,
     and generators that yield. Up to Python 3.10 it leaves out generators that go on, too: there the
-    profiler, unlike a signal, raises outside of their `try`. Returns False if the function ended before.
+    profiler, unlike a signal, raises outside of their `try`. Returns False if the function ended
+    before.
     """
     return _run_counting(function, nth) >= nth  # and raised, though a finalizer may have had it
 
