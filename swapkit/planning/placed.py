@@ -131,9 +131,7 @@ def make_placed_plans(
         (plan,) = make(share=_share_of(budget_bytes, whole_bytes), count=1)
         return predict_reserved(trace, plan, target.machine)
 
-    asked_bytes = max(1, int(whole_bytes * share))
-    if isinstance(target.most_bytes, int):
-        asked_bytes = min(asked_bytes, target.most_bytes)
+    asked_bytes = min(max(1, int(whole_bytes * share)), target.most_bytes)
     plain = _lower(make_one, asked_bytes)
     if count < 2 or not isinstance(policy, str):
         return (plain,)
@@ -152,10 +150,7 @@ def make_placed_plans(
 
 def _make_quickly(trace: Trace, share: float, target: PlanTarget, policy: str) -> tuple[Plan, ...]:
     """Return a plan from a brief search, which may not fit at addresses; none: there is none."""
-    most_bytes = target.most_bytes
-    if isinstance(most_bytes, InfeasibleBudget):
-        return ()
-    budget_bytes = min(max(1, int(target.machine.budget_bytes * share)), most_bytes)
+    budget_bytes = min(max(1, int(target.machine.budget_bytes * share)), target.most_bytes)
     machine = replace(target.machine, budget_bytes=budget_bytes)
     problem = restrict(lower(trace), policy)
     solution = plan_problem(problem, machine, effort=QUICK, host=trace.host)

@@ -158,7 +158,7 @@ class PlanTarget:
     """The machine and the limits for a session's plans."""
 
     machine: Machine  # as measured, with the whole budget
-    most_bytes: int | InfeasibleBudget  # upper limit of a plan's budget, or why no plan is possible
+    most_bytes: int  # upper limit of a plan's budget
     tight_bytes: int = 0  # budget of a simpler policy than "auto" that has no plan for less
 
 
@@ -184,13 +184,10 @@ def make_plans(
     Raises:
         InfeasibleBudget: there is no plan.
     """
-    most_bytes = target.most_bytes
-    if isinstance(most_bytes, InfeasibleBudget):
-        raise most_bytes
-    budget_bytes = min(max(1, int(target.machine.budget_bytes * share)), most_bytes)
+    budget_bytes = min(max(1, int(target.machine.budget_bytes * share)), target.most_bytes)
     machine = replace(target.machine, budget_bytes=budget_bytes)
     if isinstance(policy, str):
-        tight_bytes = min(target.tight_bytes, most_bytes)
+        tight_bytes = min(target.tight_bytes, target.most_bytes)
         return make_candidates(trace, machine, policy, count, tight_bytes=tight_bytes, plain=plain)
     return (make_plan(trace, machine, policy),)
 

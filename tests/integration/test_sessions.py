@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch import nn
 
 import swapkit
+from swapkit._runtime.control import plan_maker
+from swapkit._runtime.machine.measured_machine import measure_machine
 from swapkit.errors import InvalidArgument, SessionError
 from swapkit.ir.plans import Action, Decision, Plan
 from swapkit.ir.traces import BEFORE, EventKind, Phase
@@ -25,6 +29,8 @@ from tests.support.sessions import (
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from swapkit.ir.machines import Machine
     from swapkit.ir.traces import Trace
 
@@ -173,6 +179,32 @@ def test_budget_when_no_plan_fits_then_rescue_goes_on_and_it_is_told_why(
     assert log.session.plan is None
     assert "no plan, rescue only: too little" in caplog.text
     assert "no plan, rescue only: too little" in log.session.explain()
+
+
+def test_budget_when_it_leaves_no_room_to_measure_copies_then_rescue_goes_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(plan_maker, "measure_machine", measure_machine)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(8)])
+    plain = copy.deepcopy(model)
+
+    def train(model: nn.Module) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        torch.manual_seed(0)
+        for _ in range(5):
+            model(torch.randn(64, 64)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    train(plain)
+    limit = swapkit.memory_stats()["allocated_bytes.all.current"] + (420 << 10)
+    with swapkit.budget(limit, model) as session:
+        train(model)
+    assert session.stats.peak_bytes <= limit
+    assert all(map(torch.equal, plain.parameters(), model.parameters()))
+    assert "no plan, rescue only: cannot measure the speed of copies" in session.explain()
 
 
 class Nothing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -13,7 +14,7 @@ from swapkit._runtime.control.stage_plans import StagePlans
 from swapkit._runtime.machine.measured_machine import measure_machine
 from swapkit._runtime.model.node_ranks import count_ranks, name_ranks
 from swapkit._runtime.model.sharded_modules import find_sharded
-from swapkit.errors import InfeasibleBudget
+from swapkit.errors import InfeasibleBudget, OverBudget
 from swapkit.planning.beside import ThreadJob, is_at_once
 from swapkit.planning.gathers import find_gathered
 from swapkit.planning.pipelines.lean_plans import make_lean_plans
@@ -131,7 +132,8 @@ class PlanMaker:
             budget_bytes = self._config.limits.budget_bytes
             if self._ranks is not None:
                 budget_bytes = self._ranks.find_smallest_budget(budget_bytes)
-            self.resharding.begin(trace, self._ranks, self._measure(budget_bytes))
+            with contextlib.suppress(InfeasibleBudget):
+                self.resharding.begin(trace, self._ranks, self._measure(budget_bytes))
         return True
 
     def end_step(self) -> str:
@@ -170,8 +172,7 @@ class PlanMaker:
             return True
         if self._is_over:
             return False
-        config, step = self._config, describe_step(trace)
-        find = partial(find_floor, trace, self._measure(config.limits.budget_bytes), config.policy)
+        config, step, find = self._config, describe_step(trace), self._floor_finder(trace)
         if self._ranks.has_said or not isinstance(config.policy, str) or is_at_once():
             return self._ranks.agree(config.limits.budget_bytes, find, step)
         if self._floor is None:
@@ -206,8 +207,25 @@ class PlanMaker:
         if self.resharding is not None:
             self.resharding.restore()
 
+    def _floor_finder(self, trace: Trace) -> Callable[[], int]:
+        """Return a function for any thread: the smallest budget with a plan; 0: not known."""
+        config = self._config
+        try:
+            machine = self._measure(config.limits.budget_bytes)
+        except InfeasibleBudget:
+            return int
+        return partial(find_floor, trace, machine, config.policy)
+
     def _measure(self, budget_bytes: int) -> Machine:
-        machine = measure_machine(self._device, self._config.limits)
+        """Return the machine.
+
+        Raises:
+            InfeasibleBudget: the budget leaves no room to measure with.
+        """
+        try:
+            machine = measure_machine(self._device, self._config.limits)
+        except OverBudget as error:
+            raise InfeasibleBudget(f"{error}. Try a larger budget") from error
         return replace(machine, budget_bytes=budget_bytes)
 
     # ---- plans ---------------------------------------------------------------------------------
@@ -217,25 +235,40 @@ class PlanMaker:
 
     def prepare(self) -> MakePlansBeside:
         """Return a function that makes plans on any thread: it holds plain values only."""
-        return partial(make_placed_plans, target=self._find_target(), policy=self._config.policy)
+        try:
+            target = self._find_target()
+        except InfeasibleBudget as error:
+            return partial(_refuse, error)
+        return partial(make_placed_plans, target=target, policy=self._config.policy)
 
     def _prepare_lean(self, most_seconds: float) -> MakePlans:
         """Return a function that makes the plan with the least memory within a time."""
-        policy, target = self._config.policy, self._find_target()
+        policy = self._config.policy
         assert isinstance(policy, str)
+        try:
+            target = self._find_target()
+        except InfeasibleBudget as error:
+            return partial(_refuse, error)
         return partial(make_lean_plans, most_seconds=most_seconds, target=target, policy=policy)
 
     def _find_target(self) -> PlanTarget:
-        config = self._config
-        self.machine = machine = self._measure(config.limits.budget_bytes)
-        most_bytes: int | InfeasibleBudget = config.limits.budget_bytes
+        """Return what plans are for; raise InfeasibleBudget if there can be none."""
+        most_bytes = budget_bytes = self._config.limits.budget_bytes
+        self.machine = machine = self._measure(budget_bytes)
         if self._ranks is not None:
-            try:
-                most_bytes = self._ranks.find_budget(config.limits.budget_bytes)
-            except InfeasibleBudget as error:
-                most_bytes = error
-        tight_bytes = max(0, config.limits.budget_bytes - spare_bytes(self._device))
+            most_bytes = self._ranks.find_budget(budget_bytes)
+        tight_bytes = max(0, budget_bytes - spare_bytes(self._device))
         return PlanTarget(machine=machine, most_bytes=most_bytes, tight_bytes=tight_bytes)
+
+
+def _refuse(
+    error: InfeasibleBudget, trace: Trace, *, share: float, count: int, is_quick: bool = False
+) -> tuple[Plan, ...]:
+    """Make no plan: there can be none, whatever the step."""
+    del trace, share, count
+    if is_quick:
+        return ()
+    raise error
 
 
 def spare_bytes(device: Device) -> int:

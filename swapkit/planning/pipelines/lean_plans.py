@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from swapkit.errors import InfeasibleBudget
 from swapkit.planning.pipelines.curves import QUICK
 from swapkit.planning.placed import predict_reserved
 from swapkit.planning.planner import restrict
@@ -44,13 +43,8 @@ def make_lean_plans(
         most_seconds: limit of the predicted step.
         target: the machine and the budget that the plan is for.
         policy: "auto", "swap" or "recompute".
-
-    Raises:
-        InfeasibleBudget: no plan is possible.
     """
     del count
-    if isinstance(target.most_bytes, InfeasibleBudget):
-        raise target.most_bytes
     budget_bytes = min(int(target.machine.budget_bytes * share), target.most_bytes)
     machine = replace(target.machine, budget_bytes=max(1, budget_bytes))
     plan = make_lean_plan(trace, machine, policy, most_seconds)

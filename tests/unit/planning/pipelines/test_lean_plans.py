@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from swapkit.errors import InfeasibleBudget
 from swapkit.ir.plans import Action, Plan
 from swapkit.planning.pipelines.lean_plans import make_lean_plan, make_lean_plans
 from swapkit.planning.planner import PlanTarget, find_floor, make_plan
@@ -105,9 +104,3 @@ def test_plans_when_asked_for_a_share_then_no_plan_takes_more_than_that_or_than_
             TRACE, share=share, count=1, most_seconds=TRACE.seconds, target=target, policy="auto"
         )
         assert none == ()
-
-
-def test_plans_when_no_plan_is_possible_then_the_reason_is_raised() -> None:
-    target = PlanTarget(machine=AMPLE, most_bytes=InfeasibleBudget("too small", least_bytes=5))
-    with pytest.raises(InfeasibleBudget, match="too small"):
-        make_lean_plans(TRACE, share=1.0, count=1, most_seconds=1e6, target=target, policy="auto")
