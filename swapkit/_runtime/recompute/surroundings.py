@@ -1,15 +1,16 @@
 """What a part changes outside of itself: a second run of its function would change that twice.
 
 The objects that a function can reach are noted before its first run and compared after it: the
-module and its submodules, the arguments, and the variables and global names that the function and
-the Python functions it names use. For tensors, the version counts. What is written elsewhere, such
-as a file, is not seen.
+module and its submodules, the arguments, the variables and global names that the function and the
+Python functions it names use, and the attributes of classes and modules by these names. For
+tensors, the version counts. What is written elsewhere, such as a file, is not seen.
 """
 
 from __future__ import annotations
 
 import collections
 import collections.abc
+import contextlib
 import functools
 import pickle
 import random
@@ -23,18 +24,22 @@ from swapkit._runtime.torch_compat.internals import NoFunctionModes, version_of
 from swapkit._runtime.torch_compat.isolation import untraced
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 _MOST_OBJECTS = 20_000  # of one part; if there are more, they may have changed
 _MOST_ITEMS = 1_000  # of one container; of a larger one, the size alone is compared
 _CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
 _CALLABLES = (
+    classmethod,
     functools.partial,
+    property,
+    staticmethod,
     types.BuiltinFunctionType,  # methods of compiled classes, too
     types.FunctionType,
     types.MethodType,
 )
-_VALUES = frozenset({bool, int, float, complex, str, bytes, type(None), type})
+_VALUES = frozenset({bool, int, float, complex, str, bytes, type(None)})
+_NAMES = ("forward", "__call__", "__getitem__", "__enter__", "__exit__")  # used without a word
 # Their state is their own: code that only calls functions of these does not change it.
 _LIBRARIES = ("torch", "swapkit", "numpy")
 
@@ -73,83 +78,126 @@ def _is_same(one: tuple[Any, object], other: tuple[Any, object]) -> bool:
 
 def _walk(roots: Sequence[object]) -> list[tuple[Any, object]] | None:
     """Return what is reachable: each object once, with its state. None: it cannot be compared."""
-    found: list[tuple[Any, object]] = []
-    seen: set[int] = set()
-    waiting: collections.deque[object] = collections.deque(roots)
-    while waiting:
-        thing = waiting.popleft()
-        if type(thing) in _VALUES:
-            found.append((thing, None))
-        elif id(thing) not in seen:
-            seen.add(id(thing))
-            try:
-                state, inside = _look(thing)
-            except Exception:  # noqa: BLE001 - of a class of the user's
-                return None
-            found.append((thing, state))
-            waiting.extend(inside)
-        if len(found) > _MOST_OBJECTS:
+    reach = _Reach(roots)
+    while reach.waiting or reach.look_up_names():
+        thing = reach.waiting.popleft()
+        try:
+            reach.take(thing)
+        except Exception:  # noqa: BLE001 - of a class of the user's
             return None
-    return found
+        if len(reach.found) > _MOST_OBJECTS:
+            return None
+    return reach.found
 
 
-def _look(thing: Any) -> tuple[object, list[object]]:  # noqa: ANN401 - anything
-    """Return an object's own state, and what it holds."""
-    kind = type(thing)
-    if issubclass(kind, torch.Tensor):
-        with NoFunctionModes():
-            return (0 if thing.is_inference() else version_of(thing)), []
-    if issubclass(kind, random.Random):
-        return thing.getstate(), []
-    if kind.__module__.partition(".")[0] == "numpy":
-        return pickle.dumps(thing), []  # arrays and generators
-    if issubclass(kind, collections.abc.Iterator):
-        return object(), []  # a run may have advanced it
-    inside = _inside(thing, kind)
-    return len(inside), inside if len(inside) <= _MOST_ITEMS else []
+class _Reach:
+    """What has been reached so far, in an order that is the same while nothing changes."""
+
+    def __init__(self, roots: Sequence[object]) -> None:
+        self.found: list[tuple[Any, object]] = []
+        self.waiting: collections.deque[object] = collections.deque(roots)
+        self._seen: set[int] = set()
+        self._names = dict.fromkeys(_NAMES)  # that the code reached so far uses
+        # Of classes and modules only what the code names: the rest of a program is behind it.
+        self._named: dict[int, tuple[Mapping[str, object], set[str]]] = {}  # with those looked up
+
+    def look_up_names(self) -> bool:
+        """Let the attributes of classes and modules wait that the code names; are there any?"""
+        for attributes, done in self._named.values():
+            fresh = [name for name in self._names if name not in done and name in attributes]
+            done.update(fresh)
+            self.waiting.extend(attributes[name] for name in fresh)
+        return bool(self.waiting)
+
+    def take(self, thing: Any) -> None:  # noqa: ANN401 - anything
+        """Note an object, and let what it holds wait."""
+        kind = type(thing)
+        if kind in _VALUES:
+            self.found.append((thing, None))
+        elif id(thing) not in self._seen:
+            self._seen.add(id(thing))
+            state, inside = self._look(thing, kind)
+            self.found.append((thing, state))
+            self.waiting.extend(inside)
+
+    def _look(self, thing: Any, kind: type) -> tuple[object, list[object]]:  # noqa: ANN401
+        """Return an object's own state, and what it holds."""
+        if issubclass(kind, torch.Tensor):
+            with NoFunctionModes():
+                return (0 if thing.is_inference() else version_of(thing)), []
+        if issubclass(kind, random.Random):
+            return thing.getstate(), []
+        if kind.__module__.partition(".")[0] == "numpy":
+            return pickle.dumps(thing), []  # arrays and generators
+        if issubclass(kind, collections.abc.Iterator):
+            return object(), []  # a run may have advanced it
+        inside = self._inside(thing, kind)
+        return len(inside), inside if len(inside) <= _MOST_ITEMS else []
+
+    def _inside(self, thing: Any, kind: type) -> list[object]:  # noqa: ANN401 - anything
+        """Return what an object holds."""
+        if issubclass(kind, dict):
+            return [each for item in dict.items(thing) for each in item]
+        for container in _CONTAINERS:
+            if issubclass(kind, container):
+                return list(container.__iter__(thing))
+        if issubclass(kind, _CALLABLES):
+            return self._inside_callable(thing)
+        if issubclass(kind, type | types.ModuleType):
+            self._add_names(thing)
+            return []
+        is_own = kind is types.SimpleNamespace or not _is_of_library(kind.__module__)
+        for each in kind.__mro__ if is_own else ():
+            self._add_names(each)
+        return _attributes(thing, kind) if is_own or issubclass(kind, torch.nn.Module) else []
+
+    def _add_names(self, thing: type | types.ModuleType) -> None:
+        """Reach the attributes of a class or a module, of no library, that the code names."""
+        if id(thing) not in self._named:
+            kind = types.ModuleType if isinstance(thing, types.ModuleType) else type
+            attributes = kind.__getattribute__(thing, "__dict__")
+            module = attributes.get("__name__" if kind is types.ModuleType else "__module__")
+            self._named[id(thing)] = {} if _is_of_library(module) else attributes, set()
+
+    def _inside_callable(self, function: Any) -> list[object]:  # noqa: ANN401 - of _CALLABLES
+        if isinstance(function, functools.partial):
+            return [function.func, function.args, function.keywords]
+        if isinstance(function, types.BuiltinFunctionType):
+            return [function.__self__]
+        if isinstance(function, types.MethodType):
+            return [function.__self__, function.__func__]
+        if isinstance(function, property):
+            return [function.fget]
+        if isinstance(function, staticmethod | classmethod):
+            return [function.__func__]
+        if _is_of_library(function.__module__):
+            return []
+        names = dict.fromkeys(_names_of(function.__code__))
+        self._names.update(names)
+        cells = [each.cell_contents for each in function.__closure__ or () if _is_filled(each)]
+        found = [function.__globals__[name] for name in names if name in function.__globals__]
+        return [*cells, *found, function.__defaults__, function.__kwdefaults__]
 
 
-def _inside(thing: Any, kind: type) -> list[object]:  # noqa: ANN401 - anything
-    """Return what an object holds."""
-    if issubclass(kind, dict):
-        return [each for item in dict.items(thing) for each in item]
-    for container in _CONTAINERS:
-        if issubclass(kind, container):
-            return list(container.__iter__(thing))
-    if issubclass(kind, _CALLABLES):
-        return _inside_callable(thing)
-    if issubclass(kind, torch.nn.Module):
-        return [*vars(thing).values(), kind.forward]
-    is_own = kind is types.SimpleNamespace or not _is_of_library(kind.__module__)
-    return _attributes(thing) if is_own else []
+def _names_of(code: types.CodeType) -> list[str]:
+    """Return the names that code uses, nested functions included."""
+    nested = [each for each in code.co_consts if isinstance(each, types.CodeType)]
+    return [*code.co_names, *[name for each in nested for name in _names_of(each)]]
 
 
-def _attributes(thing: object) -> list[object]:
+def _attributes(thing: object, kind: type) -> list[object]:
+    """Return the values of an object's attributes, slots included."""
+    found = []
     try:
         attributes = object.__getattribute__(thing, "__dict__")
     except AttributeError:
-        return []
-    return list(attributes.values()) if type(attributes) is dict else []
-
-
-def _inside_callable(
-    function: functools.partial[Any]
-    | types.BuiltinFunctionType
-    | types.FunctionType
-    | types.MethodType,
-) -> list[object]:
-    if isinstance(function, functools.partial):
-        return [function.func, function.args, function.keywords]
-    if isinstance(function, types.BuiltinFunctionType):
-        return [function.__self__]
-    if isinstance(function, types.MethodType):
-        return [function.__self__, function.__func__]
-    if _is_of_library(function.__module__):
-        return []
-    names = function.__code__.co_names
-    cells = [each.cell_contents for each in function.__closure__ or () if _is_filled(each)]
-    found = [function.__globals__[name] for name in names if name in function.__globals__]
-    return [*cells, *found, function.__defaults__, function.__kwdefaults__]
+        attributes = {}
+    for each in kind.__mro__:
+        for slot in vars(each).values() if "__slots__" in vars(each) else ():
+            if isinstance(slot, types.MemberDescriptorType):
+                with contextlib.suppress(AttributeError):  # it has no value
+                    found.append(slot.__get__(thing, kind))
+    return [*attributes.values(), *found] if type(attributes) is dict else found
 
 
 def _is_filled(cell: types.CellType) -> bool:

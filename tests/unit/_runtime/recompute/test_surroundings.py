@@ -114,6 +114,63 @@ def test_outside_when_only_its_own_objects_change_then_it_may_run_twice() -> Non
         assert around.have_changed()
 
 
+class Slotted:
+    """Keeps its state in a slot, or in its class."""
+
+    __slots__ = ("calls",)
+    total = 0
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+
+@pytest.mark.parametrize("way", ["slot", "class", "own class", "module", "nested", "property"])
+def test_outside_when_state_is_behind_a_name_that_the_code_uses_then_its_change_is_seen(
+    way: str,
+) -> None:
+    held, log = Slotted(), types.ModuleType("users")
+    log.calls = 0  # type: ignore[attr-defined]
+
+    class Part:
+        factor = 1.0
+
+        def forward(self) -> None:
+            if way == "slot":
+                held.calls += 1
+            elif way == "class":
+                Slotted.total += 1
+            elif way == "own class":
+                self._count()
+            elif way == "module":
+                log.calls += 1  # type: ignore[attr-defined]
+            elif way == "nested":
+                [_count_globally() for _ in range(2)]
+            else:
+                log.counted = self.counted  # type: ignore[attr-defined]
+
+        def _count(self) -> None:
+            type(self).factor += 1
+
+        @property
+        def counted(self) -> int:
+            return _count_globally()
+
+    part = Part()
+    around = Surroundings((part.forward,))
+    assert not around.have_changed()
+    around = Surroundings((part,))
+    part.forward()
+    assert around.have_changed()
+
+
+_counts = [0]
+
+
+def _count_globally() -> int:
+    _counts[0] += 1
+    return _counts[0]
+
+
 class Exp(torch.autograd.Function):
     """A kernel that torch does not see makes its result, so that a part of it runs twice."""
 
