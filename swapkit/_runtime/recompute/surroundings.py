@@ -116,11 +116,11 @@ class _Reach:
             self.found.append((thing, None))
         elif id(thing) not in self._seen:
             self._seen.add(id(thing))
-            state, inside = self._look(thing, kind)
+            state, inside = self._read(thing, kind)
             self.found.append((thing, state))
             self.waiting.extend(inside)
 
-    def _look(self, thing: Any, kind: type) -> tuple[object, list[object]]:  # noqa: ANN401
+    def _read(self, thing: Any, kind: type) -> tuple[object, list[object]]:  # noqa: ANN401
         """Return an object's own state, and what it holds."""
         if issubclass(kind, torch.Tensor):
             with NoFunctionModes():
