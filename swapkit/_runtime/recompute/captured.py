@@ -179,7 +179,7 @@ class _Looks(threading.local):
 
     def begin(self, evidence: Evidence) -> None:
         self.evidence = evidence
-        evidence.__enter__()  # type: ignore[no-untyped-call]
+        evidence.__enter__()
 
     def end(self, evidence: Evidence) -> None:
         if self.evidence is evidence:

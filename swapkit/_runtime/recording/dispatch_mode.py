@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, Protocol
 
-from swapkit._runtime.torch_compat.dispatch_modes import SeeingMode
-from swapkit._runtime.torch_compat.internals import FakeTensor, count_modes, disabled_dispatch
+from swapkit._runtime.torch_compat.dispatch_modes import SeeingMode, mode_stack
+from swapkit._runtime.torch_compat.internals import FakeTensor, disabled_dispatch
 from swapkit._runtime.torch_compat.isolation import untraced
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class RecordingMode(SeeingMode):  # type: ignore[no-untyped-call]
         if recorder is None or recorder.is_paused:
             return func(*args, **(kwargs or {}))
         if types and not _are_plain(tuple(types)):
-            if count_modes() == 0:
+            if not mode_stack():
                 return NotImplemented  # the operators on the inner tensors arrive here next
             return func(*args, **(kwargs or {}))  # to another mode, which may know the type
         return recorder.run(func, args, kwargs or {})

@@ -106,7 +106,7 @@ class Recorder(Notes):
         """Enter the mode; nothing is noted before `begin`, which then works inside of calls."""
         self.is_paused = True
         self._undo.add(self._mode.leave)  # before the step, so that an interruption leaves nothing
-        self._mode.__enter__()  # type: ignore[no-untyped-call]
+        self._mode.__enter__()
 
     @property
     def has_begun(self) -> bool:

@@ -34,6 +34,7 @@ from swapkit._runtime.shim.user_cache import cache_folder, find_cached
 from swapkit._runtime.torch_compat import isolation as guards
 from swapkit._runtime.torch_compat import thread_stacks as threads
 from swapkit._runtime.torch_compat.accelerators import ACCELERATORS
+from swapkit._runtime.torch_compat.dispatch_modes import set_late_modes_of
 from swapkit._runtime.torch_compat.internals import (
     AROUND_MODULE_CALL,
     MODULE_CALL,
@@ -349,4 +350,5 @@ def _load(library: Path) -> ModuleType:
         },
     )
     guards.hide_by(module.Hidden)
+    set_late_modes_of(module.late_modes, module.set_late_modes)
     return module

@@ -1,29 +1,55 @@
-"""The base of all our dispatch modes: coexistence with the compiler, and safe leaving."""
+"""The base of all our dispatch modes: coexistence with the compiler, and safe leaving.
+
+Torch takes other formulas, with other bits, where its stack has a mode. So ours are *late*: torch's
+stack has them only while an operator passes them (`shim/cpp/running/late_modes.cpp`). A mode that
+is entered inside of a foreign one is not: torch takes the other formulas anyway.
+"""
 
 from __future__ import annotations
 
 import contextlib
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from swapkit._runtime.thread_state import thread_state
 from swapkit._runtime.torch_compat.internals import (
     NO_TASK,
+    DispatchKey,
     TorchDispatchMode,
     count_modes,
     graph_task,
+    higher_order_operators,
     mode_at,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from typing import Self
 
     import torch
 
     from swapkit._runtime.torch_compat.internals import HigherOrderOperator, OpOverload
 
+# The shim's: read and replace this thread's late modes, outermost first. All modes need the shim.
+_get_late: Callable[[], tuple[DispatchMode, ...]] = tuple
+_set_late: Callable[[tuple[DispatchMode, ...]], int]
+
+
+def set_late_modes_of(
+    get: Callable[[], tuple[DispatchMode, ...]], replace: Callable[[tuple[DispatchMode, ...]], int]
+) -> None:
+    """Set the functions that read and replace a thread's late modes."""
+    global _get_late, _set_late
+    _get_late, _set_late = get, replace
+
 
 def mode_stack() -> list[TorchDispatchMode]:
-    """Return the dispatch modes on this thread's stack, outermost first."""
+    """Return this thread's dispatch modes, outermost first."""
+    return [*_get_late(), *_stack()]
+
+
+def _stack() -> list[TorchDispatchMode]:
+    """Return those of torch's stack."""
     return [mode_at(index) for index in range(count_modes())]
 
 
@@ -45,13 +71,27 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return True: else torch silently runs compiled code as single operators."""
         return True
 
-    def leave(self) -> None:
-        """Leave this thread's mode stack, even if modes entered later are still on it.
+    def __enter__(self) -> Self:
+        if count_modes():
+            super().__enter__()  # type: ignore[no-untyped-call]
+            return self
+        key = DispatchKey(_set_late((*_get_late(), self)))
+        for each in list(higher_order_operators.values()):  # fallbacks do not serve them
+            if key not in each.py_kernels:
+                each.py_impl(key)(partial(_show_higher_order, each))
+        return self
 
-        Call this only on the thread that entered the mode. No effect if the mode is not on the
-        stack.
+    def leave(self) -> None:
+        """Leave this thread's modes, even if some that were entered later are still there.
+
+        Call this only on the thread that entered the mode. No effect if the mode is not there, or
+        if an operator passes it.
         """
-        stack = mode_stack()
+        late = _get_late()
+        if any(mode is self for mode in late):
+            _set_late(tuple(mode for mode in late if mode is not self))
+            return
+        stack = _stack()
         if not any(mode is self for mode in stack):
             return
         inner: list[TorchDispatchMode] = []
@@ -78,12 +118,26 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 flags.append(is_inside)
 
 
+def _show_higher_order(
+    operator: HigherOrderOperator,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:  # noqa: ANN401
+    """Run an operator of `torch.ops.higher_order` in the innermost late mode."""
+    *outer, mode = _get_late()
+    _set_late(tuple(outer))
+    try:
+        return mode.__torch_dispatch__(operator, (), args, kwargs)  # type: ignore[no-untyped-call]
+    finally:
+        _set_late((*_get_late(), mode))
+
+
 @contextlib.contextmanager
 def entered(modes: Sequence[DispatchMode]) -> Iterator[None]:
     """Enter modes, the last one innermost. Leave all of them, even if a signal handler raises."""
     try:
         for mode in modes:
-            mode.__enter__()  # type: ignore[no-untyped-call]
+            mode.__enter__()
         yield
     finally:
         leave_all(modes)
@@ -154,7 +208,7 @@ def can_stay() -> bool:
     ended in a backward pass, so that this step begins there: the engine then restores the modes.
     """
     drop_left()
-    return count_modes() == 0 and graph_task() == NO_TASK
+    return not mode_stack() and graph_task() == NO_TASK
 
 
 def seeing_here() -> SeeingMode | None:

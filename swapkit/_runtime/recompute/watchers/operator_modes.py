@@ -96,7 +96,7 @@ class ReplayMode(OperatorMode):  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> Self:
         self._replays.add(self)
-        super().__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()
         return self
 
     def leave(self) -> None:

@@ -11,6 +11,7 @@
 #include "recompute/standby.hpp"
 #include "running/announced_kernels.hpp"
 #include "running/hidden_operators.hpp"
+#include "running/late_modes.hpp"
 #include "running/hook_bypass.hpp"
 #include "running/profiler_range.hpp"
 #include "running/thread_stacks.hpp"
@@ -510,7 +511,8 @@ PyMODINIT_FUNC PyInit__shim() {
         PyModule_AddFunctions(made.get(), chosen_functions) != 0 ||
         PyModule_AddFunctions(made.get(), bypass_functions) != 0 ||
         PyModule_AddFunctions(made.get(), kernel_functions) != 0 ||
-        PyModule_AddFunctions(made.get(), stack_functions) != 0) {
+        PyModule_AddFunctions(made.get(), stack_functions) != 0 ||
+        PyModule_AddFunctions(made.get(), late_mode_functions) != 0) {
         return nullptr;
     }
 #define SWAPKIT_NAME(name) #name,

@@ -356,7 +356,8 @@ static c10::impl::LocalDispatchKeySet local_keys(bool alone) {
     if (alone) {
         keys.included_ =
             keys.included_ -
-            c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot});
+            c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot,
+                                 c10::DispatchKey::Fake});
     }
     return keys;
 }

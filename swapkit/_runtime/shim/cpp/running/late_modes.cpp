@@ -1,0 +1,147 @@
+// late_modes.cpp - dispatch modes of ours that change no bits.
+//
+// Torch's composite operators and derivatives ask whether the thread has a dispatch mode, and if so
+// compute by another formula: the gradient of `prod` and a weighted `cross_entropy` then have other
+// bits. So our modes are not on torch's stack between operators. Fake, a key that torch leaves to
+// others, is included instead, and its fallback puts the innermost mode there for one operator.
+// The modes and the key are among the thread's settings that torch gives to autograd's threads.
+#include "running/late_modes.hpp"
+
+#include "python/failures.hpp"
+
+#include <ATen/ThreadLocalPythonObjects.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/PyInterpreterHooks.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+
+namespace swapkit {
+
+namespace {
+
+using at::impl::ThreadLocalPythonObjects;
+using c10::DispatchKey;
+using c10::DispatchKeySet;
+using c10::impl::TorchDispatchModeTLS;
+using Stack = torch::jit::Stack;
+using Mode = c10::impl::PyObject_TorchDispatchMode;
+
+const std::string &place() {
+    static const std::string name = "swapkit.modes";
+    return name;
+}
+
+// This thread's modes, outermost first: a tuple, borrowed; null: none. With the GIL.
+PyObject *modes_here() {
+    if (!ThreadLocalPythonObjects::contains(place())) {
+        return nullptr;
+    }
+    return ThreadLocalPythonObjects::get(place())->ptr(c10::impl::getGlobalPyInterpreter());
+}
+
+void set_modes(Ref<> modes) {
+    bool has_any = PyTuple_GET_SIZE(modes.get()) != 0;
+    c10::impl::tls_set_dispatch_key_included(DispatchKey::Fake, has_any);
+    if (has_any) {
+        auto *interpreter = c10::impl::getGlobalPyInterpreter();
+        auto held = std::make_shared<c10::SafePyObject>(modes.release(), interpreter);
+        ThreadLocalPythonObjects::set(place(), std::move(held));
+    } else if (ThreadLocalPythonObjects::contains(place())) {
+        ThreadLocalPythonObjects::erase(place());
+    }
+}
+
+// The innermost mode, on torch's stack while this lives; null: there is none.
+class Shown {
+  public:
+    Shown() {
+        WithPython python;
+        PyObject *modes = modes_here();
+        Py_ssize_t count = modes == nullptr ? 0 : PyTuple_GET_SIZE(modes);
+        if (count == 0) {
+            return;
+        }
+        auto mode = std::make_shared<Mode>(Py_NewRef(PyTuple_GET_ITEM(modes, count - 1)),
+                                           c10::impl::getGlobalPyInterpreter());
+        set_modes(Ref<>::steal(PyTuple_GetSlice(modes, 0, count - 1)));
+        TorchDispatchModeTLS::push_non_infra_mode_onto_stack(std::move(mode));
+        is_shown = true;
+    }
+    ~Shown() {
+        if (is_shown) {
+            WithPython python;
+            auto mode = TorchDispatchModeTLS::pop_stack();
+            PyObject *object = mode->ptr(c10::impl::getGlobalPyInterpreter());
+            Ref<> last = Ref<>::steal(PyTuple_Pack(1, object));
+            // Others may have been entered or left meanwhile.
+            PyObject *modes = modes_here();
+            set_modes(modes == nullptr ? std::move(last)
+                                       : Ref<>::steal(PySequence_Concat(modes, last.get())));
+        }
+    }
+    Shown(const Shown &) = delete;
+    Shown &operator=(const Shown &) = delete;
+
+    bool is_shown = false;
+};
+
+// Torch makes objects of subclasses from the results of these two operators, while it puts all
+// modes of its stack aside: they must not be Python objects yet, as a mode's results are.
+bool gives_bare(const c10::OperatorHandle &op) {
+    static const auto detach = c10::Dispatcher::singleton().findSchemaOrThrow("aten::detach", "");
+    static const auto alias = c10::Dispatcher::singleton().findSchemaOrThrow("aten::alias", "");
+    return op == detach || op == alias;
+}
+
+void show(const c10::OperatorHandle &op, DispatchKeySet keys, Stack *stack) {
+    constexpr DispatchKeySet python({DispatchKey::PythonTLSSnapshot, DispatchKey::Python});
+    bool is_hidden = c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Python);
+    if (!is_hidden && TorchDispatchModeTLS::stack_len() > 0) {
+        op.redispatchBoxed(python, stack); // a mode entered later, where this key is above Python
+        return;
+    }
+    if (!is_hidden && !gives_bare(op)) {
+        Shown shown;
+        if (shown.is_shown) {
+            op.redispatchBoxed(python, stack);
+            return;
+        }
+    }
+    op.redispatchBoxed(keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, DispatchKey::Fake), stack);
+}
+
+// late_modes(): return this thread's modes, outermost first.
+PyObject *late_modes(PyObject *, PyObject *) {
+    PyObject *modes = modes_here();
+    return modes == nullptr ? PyTuple_New(0) : Py_NewRef(modes);
+}
+
+// set_late_modes(modes): replace this thread's modes. Return the number of the key Fake.
+PyObject *set_late_modes(PyObject *, PyObject *modes) {
+    // Never unregistered: other threads may be inside the fallback.
+    static auto &registered =
+        *new c10::RegistrationHandleRAII(c10::Dispatcher::singleton().registerFallback(
+            DispatchKey::Fake, c10::KernelFunction::makeFromBoxedFunction<&show>(),
+            "swapkit: dispatch modes"));
+    (void)registered;
+    if (!PyTuple_Check(modes)) {
+        PyErr_SetString(PyExc_TypeError, "expected a tuple of modes");
+        return nullptr;
+    }
+    set_modes(Ref<>::steal(Py_NewRef(modes)));
+    return PyLong_FromLong(static_cast<long>(DispatchKey::Fake));
+}
+
+} // namespace
+
+PyMethodDef late_mode_functions[] = {
+    {"late_modes", shielded<late_modes>, METH_NOARGS, nullptr},
+    {"set_late_modes", shielded<set_late_modes>, METH_O, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+} // namespace swapkit

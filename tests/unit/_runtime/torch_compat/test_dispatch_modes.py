@@ -1,0 +1,139 @@
+"""Modes of ours: torch computes the same bits under them, and each sees the operators it should."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.nn import functional
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from swapkit._runtime.torch_compat.dispatch_modes import DispatchMode, entered, mode_stack
+from tests.programs import assert_same_bits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.usefixtures("installation")
+
+
+class Seeing(DispatchMode):
+    """Notes the names of operators."""
+
+    def __init__(self, log: list[str], name: str = "") -> None:
+        super().__init__()
+        self.log, self.name = log, name
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        self.log.append(f"{self.name}{func}")
+        return func(*args, **(kwargs or {}))
+
+
+class Foreign(TorchDispatchMode):
+    """A mode of the user's."""
+
+    def __init__(self, log: list[str]) -> None:
+        super().__init__()
+        self.log = log
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        self.log.append(f"foreign {func}")
+        return func(*args, **(kwargs or {}))
+
+
+def weighted(value: torch.Tensor) -> torch.Tensor:
+    labels, weight = torch.arange(len(value)) % value.shape[1], torch.rand(value.shape[1])
+    return functional.cross_entropy(value, labels, weight=weight, label_smoothing=0.1)
+
+
+FORMULAS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "prod": lambda value: value[:, :9].prod(1).sum(),
+    "masked_fill": lambda value: value.masked_fill(value > 0, value.mean()).square().sum(),
+    "cross_entropy": weighted,
+}
+
+
+@pytest.mark.promise("A1")
+@pytest.mark.parametrize("formula", FORMULAS)
+def test_bits_when_torch_has_another_formula_for_modes_then_they_are_those_without(
+    formula: str,
+) -> None:
+    def run(modes: list[DispatchMode]) -> list[torch.Tensor]:
+        found = []
+        for seed in range(20):
+            torch.manual_seed(seed)
+            value = torch.randn(100 + seed, 40 + 7 * seed).requires_grad_()
+            with entered(modes):
+                result = FORMULAS[formula](value)
+                result.backward()
+            assert value.grad is not None
+            found += [result.detach(), value.grad]
+        return found
+
+    seen: list[str] = []
+    assert_same_bits(run([Seeing(seen), Seeing(seen)]), run([]))
+    assert seen
+
+
+def test_modes_when_there_are_several_then_the_innermost_sees_each_operator_first() -> None:
+    log: list[str] = []
+    outer, inner = Seeing(log, "outer "), Seeing(log, "inner ")
+    x = torch.ones(3)
+    with entered([outer, inner]):
+        with Foreign(log):
+            x.sin()
+        outer.leave()
+        x.cos()
+        assert mode_stack() == [inner]
+    x.exp()
+    operators = ["foreign aten.sin.default", "inner aten.sin.default", "outer aten.sin.default"]
+    assert log == [*operators, "inner aten.cos.default"]
+    assert mode_stack() == []
+    with Foreign(log[:]), entered([outer]):  # inside of a foreign one
+        log.clear()
+        x.tan()
+    assert log == ["outer aten.tan.default"]
+
+
+def test_modes_when_a_subclass_or_parameter_is_made_then_as_without() -> None:
+    log: list[str] = []
+    with entered([Seeing(log)]):
+        pair = TwoTensor(torch.ones(2), torch.ones(2)).exp()
+        assert type(pair) is TwoTensor
+        assert type(torch.nn.Parameter(torch.ones(2))) is torch.nn.Parameter
+        with torch._C._DisableTorchDispatch():
+            torch.ones(2).tanh()
+    assert log.count("aten.exp.default") == 2
+    assert "aten.tanh.default" not in log
+
+
+def test_modes_when_another_thread_runs_backward_then_only_the_callers_operators_are_seen() -> None:
+    log: list[str] = []
+    value = torch.randn(5, requires_grad=True)
+
+    def elsewhere() -> None:
+        value.exp()
+        assert mode_stack() == []
+
+    with entered([Seeing(log)]):
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        assert log == []
+        value.sin().sum().backward()
+    assert "aten.cos.default" in log
+
+
+def test_modes_when_an_operator_fails_then_they_stay_as_they_were() -> None:
+    mode = Seeing([])
+    with entered([mode]):
+        with contextlib.suppress(RuntimeError):
+            torch.ones(2, 3) @ torch.ones(2, 3)
+        assert mode_stack() == [mode]
+        assert torch._C._len_torch_dispatch_stack() == 0
