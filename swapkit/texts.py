@@ -11,6 +11,8 @@ from __future__ import annotations
 import logging
 import re
 
+# What `re.compile` raises: also for too large a number of repetitions, and for deep nesting.
+PATTERN_ERRORS = (re.error, OverflowError, RecursionError)
 _HIDDEN = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )

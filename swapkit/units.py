@@ -29,7 +29,8 @@ _FACTORS = {
 }
 # Also accept units without the "b", as many tools do: "10G" is "10GB", "10Gi" is "10GiB".
 _FACTORS |= {unit[:-1]: factor for unit, factor in _FACTORS.items() if len(unit) > 1}
-_AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*(%|[a-z]+)?\s*", re.IGNORECASE)
+# Spaces match in one place only, or long runs of them would take quadratic time.
+_AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*(?:(%|[a-z]+)\s*)?", re.IGNORECASE)
 _ACCEPTED = 'bytes (an int), "10GiB", "500MB", "80%", or a fraction such as 0.8'
 _SHOWN = reprlib.Repr()
 _SHOWN.maxstring = _SHOWN.maxother = _SHOWN.maxlong = 60

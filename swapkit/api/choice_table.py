@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
@@ -22,6 +21,7 @@ from swapkit._runtime.user_choices.wrapping import (
     operator_part,
     part_of,
 )
+from swapkit.api.targets import compile_pattern
 from swapkit.errors import InvalidArgument
 from swapkit.registry import Recompute, Source, judge
 from swapkit.reporting.text import format_table
@@ -106,10 +106,7 @@ class Choices(Sequence[ChosenRow]):
         sources = [source.value for source in Source]
         if by is not None and by not in sources:
             raise InvalidArgument(f"by={by!r}: expected one of {', '.join(sources)}")
-        try:
-            compiled = re.compile(pattern)
-        except re.error as error:
-            raise InvalidArgument(f"pattern {pattern!r}: {error}") from None
+        compiled = compile_pattern(pattern)
         kept, removed = [], 0
         for entry in self._rows:
             row, module, choice = entry

@@ -17,7 +17,7 @@ from swapkit._runtime.user_choices.wrapping import (
 )
 from swapkit.errors import InvalidArgument
 from swapkit.registry import Choice, Source, What
-from swapkit.texts import printable
+from swapkit.texts import PATTERN_ERRORS, printable
 from swapkit.units import show
 
 if TYPE_CHECKING:
@@ -119,16 +119,21 @@ def _gather(model: torch.nn.Module | Sequence[torch.nn.Module]) -> torch.nn.Modu
     return gathered
 
 
+def compile_pattern(pattern: str) -> re.Pattern[str]:
+    """Return a compiled regular expression; raises InvalidArgument if the pattern is none."""
+    try:
+        return re.compile(pattern)
+    except PATTERN_ERRORS as error:
+        raise InvalidArgument(f"pattern {pattern!r}: {error}") from None
+
+
 def match_modules(model: torch.nn.Module, pattern: str) -> list[torch.nn.Module]:
     """Return the submodules of a model whose whole path matches a pattern.
 
     Raises:
         InvalidArgument: the pattern is not a valid regular expression, or matches nothing.
     """
-    try:
-        compiled = re.compile(pattern)
-    except re.error as error:
-        raise InvalidArgument(f"pattern {pattern!r}: {error}") from None
+    compiled = compile_pattern(pattern)
     paths = dict(model.named_modules())
     # A `ModuleList` may match, but it never runs, so no choice is made for it.
     matching = {path: module for path, module in paths.items() if path and compiled.fullmatch(path)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from fractions import Fraction
 
 import pytest
@@ -70,6 +71,13 @@ def test_parse_when_there_is_no_whole_then_a_share_is_refused(amount: float | st
 def test_parse_when_a_share_is_out_of_range_then_the_range_is_named(amount: float | str) -> None:
     with pytest.raises(InvalidArgument, match="a share must be above 0 and at most 100 %"):
         parse_bytes(amount, whole_bytes=1000, name="limit")
+
+
+def test_parse_when_text_has_many_spaces_then_refused_soon() -> None:
+    start = time.process_time()
+    with pytest.raises(InvalidArgument, match="not understood"):
+        parse_bytes("1" + " " * 100_000 + "!", name="limit")
+    assert time.process_time() - start < 1
 
 
 @pytest.mark.parametrize(

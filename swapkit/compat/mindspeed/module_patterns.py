@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 _PARTS = re.compile(r"(?P<any>\*)|(?P<one>\?)|\{(?P<braces>[^}]*)\}|(?P<text>.)", re.DOTALL)
-_RANGE = re.compile(r"(\d+)-(\d+)")
+_RANGE = re.compile(r"(\d{1,18})-(\d{1,18})")  # no digits that `int` would refuse
 
 
 class ModulePattern(NamedTuple):
@@ -54,7 +54,7 @@ def compile_pattern(pattern: str) -> ModulePattern:
         elif part["one"]:
             expression.append(".")
         elif part["braces"] is not None:
-            expression.append(r"(\d+)")
+            expression.append(r"(\d{1,18})")
             ranges.append(_parse_range(pattern, part["braces"]))
         else:
             expression.append(re.escape(part["text"]))

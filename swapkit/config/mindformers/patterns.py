@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from swapkit.errors import InvalidPattern
+from swapkit.texts import PATTERN_ERRORS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -70,7 +71,7 @@ def find(pattern: str, layer: LayerModule) -> list[Match]:
     for component in _split(pattern):
         try:
             components.append(re.compile(component))
-        except re.error as error:
+        except PATTERN_ERRORS as error:
             raise _no_expression(pattern, component, error) from error
     return distinct(_walk(components, layer, ()))
 
@@ -125,11 +126,11 @@ def _walk(
 def _matches(pattern: str, component: str, text: str) -> bool:
     try:
         return re.fullmatch(component, text) is not None
-    except re.error as error:
+    except PATTERN_ERRORS as error:
         raise _no_expression(pattern, component, error) from error
 
 
-def _no_expression(pattern: str, component: str, error: re.error) -> InvalidPattern:
+def _no_expression(pattern: str, component: str, error: Exception) -> InvalidPattern:
     return InvalidPattern(
         f"The pattern {pattern!r}: {component!r} is not a valid regular expression "
         rf"({error}); give one for each level of the module, separated by {SEPARATOR!r}"

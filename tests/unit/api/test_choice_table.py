@@ -202,5 +202,7 @@ def test_argument_when_wrong_then_named() -> None:
         swapkit.choices(3)
     with pytest.raises(InvalidArgument, match=r"pattern '\('"):
         swapkit.choices(make_model()).remove("(")
+    with pytest.raises(InvalidArgument, match="repetition number is too large"):
+        swapkit.choices(make_model()).remove("a{4294967296}")
     with pytest.raises(InvalidArgument, match="by='me': expected one of decorator, pattern"):
         swapkit.choices(make_model()).remove(by="me")

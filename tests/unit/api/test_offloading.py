@@ -133,6 +133,8 @@ def test_offload_when_a_pattern_is_given_then_the_submodules_that_it_matches() -
     [
         ("nothing", r"matches no submodule of Model; its paths begin with: layers, layers\.0"),
         ("layer", "matches no submodule"),  # not as a whole
+        ("a{4294967296}", "repetition number is too large"),
+        ("(" * 5000, "maximum recursion depth"),
         ("(", r"pattern '\(': "),
     ],
 )

@@ -38,7 +38,9 @@ def test_pattern_when_applied_then_matches_as_in_the_original(
     assert compile_pattern(pattern).matches(path) is matches
 
 
-@pytest.mark.parametrize("pattern", ["a.{3-1}", "a.{x-y}", "a.{1}", "a.{}", "a.{1-2-3}"])
+@pytest.mark.parametrize(
+    "pattern", ["a.{3-1}", "a.{x-y}", "a.{1}", "a.{}", "a.{1-2-3}", "{0-" + "1" * 5000 + "}"]
+)
 def test_pattern_when_braces_hold_something_else_then_the_error_shows_it(pattern: str) -> None:
     with pytest.raises(InvalidArgument, match=r"is neither \{\*\} nor a range"):
         compile_pattern(pattern)

@@ -102,3 +102,11 @@ def test_pattern_when_no_regular_expression_then_error_names_it() -> None:
         find(r"wide\.[", LAYER)
     with pytest.raises(re.error, match="not a valid regular expression"):
         is_alike("(", "a")
+
+
+@pytest.mark.parametrize("pattern", ["a{4294967296}", "(" * 5000])
+def test_pattern_when_python_cannot_compile_it_then_invalid(pattern: str) -> None:
+    with pytest.raises(InvalidPattern, match="not a valid regular expression"):
+        find(pattern, LAYER)
+    with pytest.raises(InvalidPattern, match="not a valid regular expression"):
+        is_alike(pattern, "a")
