@@ -40,6 +40,7 @@ __all__ = [
     "check",
     "defer_interruption",
     "error_of",
+    "failure_text",
     "ffi",
     "forget_interruption",
     "interruptions",
@@ -76,9 +77,14 @@ def address_of(function: str) -> int:
     return int(ffi.cast("uintptr_t", ffi.addressof(lib, function)))
 
 
+def failure_text() -> str:
+    """Return the text of this thread's latest failed call."""
+    return text_of(lib.sk_error_text())
+
+
 def error_of(status: int) -> errors.SwapkitError:
     """Return the exception for a failed call's status, with this thread's text."""
-    return EXCEPTIONS.get(status, errors.SwapkitError)(text_of(lib.sk_error_text()))
+    return EXCEPTIONS.get(status, errors.SwapkitError)(failure_text())
 
 
 def check(status: int) -> None:

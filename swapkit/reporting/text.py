@@ -113,6 +113,7 @@ class AllocationFailure(NamedTuple):
     facts: Sequence[str] = ()
     pieces: Sequence[int] = ()
     rank: str = ""  # such as "rank 1 of 2"; empty: there are no other ranks
+    cause: str = ""  # what the pool said when the request failed, with its figures of that moment
 
 
 def _describe_pieces(failure: AllocationFailure, whole: int) -> list[str]:
@@ -124,7 +125,7 @@ def _describe_pieces(failure: AllocationFailure, whole: int) -> list[str]:
     if not pieces:
         return [f"{format_bytes(unused)} are not allocated, but other streams still use them."]
     if failure.asked <= max(pieces):
-        return []
+        return [f"It would fit by these figures. It failed with: {printable(failure.cause)}."]
     return [
         f"{format_bytes(unused)} are not allocated, but in {len(pieces)} "
         f"{'piece' if len(pieces) == 1 else 'pieces'}, the largest of "

@@ -34,6 +34,7 @@ typedef struct watched {
     uint64_t queued, waited;
     size_t nunmapped, nearly; /* unmapped; of these too early */
     bool refuses;             /* to unmap */
+    size_t mapped, most;      /* granules of addresses; most 0: no limit */
 } watched;
 
 static mark *mark_of(watched *state, uintptr_t address) {
@@ -61,6 +62,29 @@ static sk_status watched_sync(void *self, sk_stream *stream) {
     return sk_stream_sync(state->base.inner, stream);
 }
 
+static sk_status mapping_count(watched *state, size_t nbytes) {
+    size_t count = nbytes / state->granule_bytes;
+    if (state->most > 0 && state->mapped + count > state->most) {
+        return sk__fail(SK_OUT_OF_DEVICE_MEMORY, "the test's device has no mappings left");
+    }
+    state->mapped += count;
+    return SK_OK;
+}
+
+static sk_status watched_commit(void *self, void *address, size_t nbytes) {
+    watched *state = self;
+    const sk_backend *inner = state->base.inner;
+    sk_status status = mapping_count(state, nbytes);
+    return status != SK_OK ? status : inner->ops.range_commit(inner->self, address, nbytes);
+}
+
+static sk_status watched_alias(void *self, void *from, void *to, size_t nbytes) {
+    watched *state = self;
+    const sk_backend *inner = state->base.inner;
+    sk_status status = mapping_count(state, nbytes);
+    return status != SK_OK ? status : inner->ops.range_alias(inner->self, from, to, nbytes);
+}
+
 static sk_status watched_decommit(void *self, void *address, size_t nbytes) {
     watched *state = self;
     const sk_backend *inner = state->base.inner;
@@ -70,6 +94,7 @@ static sk_status watched_decommit(void *self, void *address, size_t nbytes) {
     for (size_t done = 0; done < nbytes; done += state->granule_bytes) {
         state->nearly += mark_of(state, (uintptr_t)address + done)->work > state->waited;
         state->nunmapped++;
+        state->mapped--;
     }
     return inner->ops.range_decommit(inner->self, address, nbytes);
 }
@@ -89,6 +114,8 @@ static watched *watched_make(sk_backend **out) {
     CHECK(state->marks != NULL);
     CHECK_OK(sk__interpose(&state->base, "watched", out));
     (*out)->ops.stream_sync = watched_sync;
+    (*out)->ops.range_commit = watched_commit;
+    (*out)->ops.range_alias = watched_alias;
     (*out)->ops.range_decommit = watched_decommit;
     return state;
 }
@@ -203,5 +230,37 @@ SK_TEST(thin, test_thinning_when_the_device_refuses_then_it_goes_on_later) {
         churn_once(&mine, round++);
     }
     CHECK(mine.device->nunmapped > before);
+    churn_close(&mine);
+}
+
+/* Mappings that a real driver, or the addresses of a process, have no room for: budget and memory
+ * are there, but for every granule in use there are aliases. */
+SK_TEST(thin, test_take_when_the_device_maps_no_more_then_aliases_make_way_or_the_text_says_so) {
+    enum { WANTED = 8 * MIB, MOST_KEPT = BUDGET / GRANULE };
+    churn mine = churn_open();
+    for (unsigned i = 0; i < ROUNDS / 4; i++) {
+        churn_once(&mine, i);
+    }
+    void *kept[MOST_KEPT];
+    size_t count = 0;
+    while (count < MOST_KEPT &&
+           sk_pool_take(mine.f.pool, GRANULE, mine.stream, &kept[count]) == SK_OK) {
+        count++;
+    }
+    CHECK_OK(sk_pool_set_budget(mine.f.pool, (size_t)2 * BUDGET));
+    mine.device->most = mine.device->mapped;
+    CHECK(mine.device->most > (BUDGET + WANTED) / mine.device->granule_bytes);
+    void *block = NULL;
+    mine.device->refuses = true;
+    CHECK_STATUS(SK_OUT_OF_DEVICE_MEMORY, sk_pool_take(mine.f.pool, WANTED, mine.stream, &block));
+    CHECK_CONTAINS(sk_error_text(), "the budget is 67108864; the device refused: the test's device "
+                                    "has no mappings left");
+    mine.device->refuses = false;
+    give(&mine.f, take(&mine.f, WANTED, mine.stream));
+    CHECK_EQUAL(0, mine.device->nearly);
+    CHECK_OK(sk_pool_check(mine.f.pool));
+    while (count > 0) {
+        give(&mine.f, kept[--count]);
+    }
     churn_close(&mine);
 }

@@ -18,6 +18,7 @@ import torch
 from typing_extensions import TypeVar
 
 from swapkit._native.entry import AllocatorEntry
+from swapkit._native.lib import failure_text
 from swapkit._native.pool import BlockState, Pool
 from swapkit._runtime.allocators.advice import advise_here
 from swapkit._runtime.allocators.memory_holders import find_holders
@@ -264,6 +265,7 @@ class Installation(Generic[_Pool]):
 
         Called like `_rescue`. Other threads may be running torch code: see `memory_holders.py`.
         """
+        cause = failure_text()  # before other calls of this thread fail
         stats = self.pool.stats()
         in_use_bytes = stats["allocated_bytes.all.current"]
         hints = advise_here(stats, nbytes, separates=self.separates_lives)
@@ -296,6 +298,7 @@ class Installation(Generic[_Pool]):
                 facts=list(dict.fromkeys(facts)),
                 hints=list(dict.fromkeys(hints)),
                 pieces=[each.nbytes for each in blocks if each.state is BlockState.CACHED],
+                cause=cause,
             )
         )
         if not thread_state.tries_memory:

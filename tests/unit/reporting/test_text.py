@@ -155,6 +155,13 @@ def test_failure_when_free_memory_is_in_pieces_then_the_largest_is_named() -> No
     assert "40.00 KiB are not allocated, but other streams still use them.\n" in text
 
 
+def test_failure_when_the_free_memory_is_enough_then_the_pools_reason_is_named() -> None:
+    cause = "pool: 8 bytes requested; the device refused: cuMemMap: out of memory"
+    failure = make_failure()._replace(asked=10 * KIB, cause=cause)
+    assert f"\nIt would fit by these figures. It failed with: {cause}.\n" in format_failure(failure)
+    assert cause not in format_failure(failure._replace(asked=11 * KIB))
+
+
 def test_failure_when_the_place_is_unknown_then_none_is_named() -> None:
     assert "requested; the budget" in format_failure(make_failure(where=""))
 

@@ -185,20 +185,30 @@ static size_t most_aliases(const sk_pool *pool) SK_REQUIRES(pool->lock) {
 
 bool sk__aliases_are_few(const sk_pool *pool) { return pool->alias_count < most_aliases(pool) / 2; }
 
-sk_status sk__aliases_settle(sk_pool *pool, size_t nbytes) {
-    bool many = pool->alias_count + nbytes / pool->granule_bytes > most_aliases(pool);
-    if (!many || pool->departed == NULL || pool->departed->left_at <= pool->idle_departures) {
-        return SK_OK;
-    }
-    if (sk__is_tentative()) {
-        return SK_NOT_READY;
-    }
+/* Wait for all work behind the slots that have been left by now. */
+static sk_status departures_settle(sk_pool *pool) SK_REQUIRES(pool->lock) {
     uint64_t departures = pool->departures;
     sk_status status = sk__lanes_idle(pool);
     if (status == SK_OK && pool->idle_departures < departures) {
         pool->idle_departures = departures;
     }
     return status;
+}
+
+sk_status sk__aliases_settle(sk_pool *pool, size_t nbytes) {
+    bool many = pool->alias_count + nbytes / pool->granule_bytes > most_aliases(pool);
+    if (!many || pool->departed == NULL || pool->departed->left_at <= pool->idle_departures) {
+        return SK_OK;
+    }
+    return sk__is_tentative() ? SK_NOT_READY : departures_settle(pool);
+}
+
+void sk__aliases_drop_all(sk_pool *pool) {
+    sk_status status = departures_settle(pool);
+    while (status == SK_OK && pool->departed != NULL &&
+           pool->departed->left_at <= pool->idle_departures) {
+        status = alias_drop(pool, pool->departed);
+    }
 }
 
 /* Unmap the oldest aliases if there are too many, after `made` were added. One take must not pay

@@ -78,6 +78,8 @@ void sk__span_settle(sk_pool *pool, const sk__span *gone, uintptr_t to, sk__lane
  * thousands share it. Look everything up again afterwards; SK_NOT_READY: a tentative thread does
  * not wait. */
 sk_status sk__aliases_settle(sk_pool *pool, size_t nbytes) SK_REQUIRES(pool->lock);
+/* Wait for all streams, and unmap every alias: the device gets its mappings and addresses back. */
+void sk__aliases_drop_all(sk_pool *pool) SK_REQUIRES(pool->lock);
 /* Whether aliases may be made now; and note that the backend failed to make or drop one. */
 static inline bool sk__aliases_are_on(const sk_pool *pool) SK_REQUIRES(pool->lock) {
     return pool->has_aliases && !pool->refuses_aliases && pool->alias_pause == 0;

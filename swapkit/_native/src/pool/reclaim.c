@@ -145,13 +145,18 @@ static sk_status request_fail(sk_pool *pool, const sk__request *request, sk_stat
     if (pool->ring != NULL) {
         sk__ring_note(pool, SK_RING_OOM, request->requested_bytes, 0);
     }
+    /* That there is a budget left does not help: say what else there was too little of. */
+    char refusal[256] = "";
+    if (status == SK_OUT_OF_DEVICE_MEMORY) {
+        (void)snprintf(refusal, sizeof refusal, "; the device refused: %s", sk_error_text());
+    }
     char budget[64] = "no budget";
     if (pool->budget_bytes != SIZE_MAX) {
         (void)snprintf(budget, sizeof budget, "the budget is %zu", pool->budget_bytes);
     }
-    return sk__fail(status, "pool: %zu bytes requested; %lld in use, %zu reserved, %s",
+    return sk__fail(status, "pool: %zu bytes requested; %lld in use, %zu reserved, %s%s",
                     request->requested_bytes, (long long)pool->stats.allocated_bytes[0].current,
-                    pool->reserved_bytes, budget);
+                    pool->reserved_bytes, budget, refusal);
 }
 
 sk_status sk__reclaim(sk_pool *pool, const sk__request *request, sk__block **out) {
@@ -176,6 +181,11 @@ sk_status sk__reclaim(sk_pool *pool, const sk__request *request, sk__block **out
             status = reclaim_own(pool, request, out);
         }
         asking = freed > 0 && sk__is_memory_failure(status);
+    }
+    if (status == SK_OUT_OF_DEVICE_MEMORY && pool->alias_count > 0) {
+        /* It may lack addresses or mappings. Not earlier: the next steps have to map again. */
+        sk__aliases_drop_all(pool);
+        status = reclaim_own(pool, request, out);
     }
     return sk__is_memory_failure(status) ? request_fail(pool, request, status) : status;
 }
