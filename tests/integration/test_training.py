@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from torch import nn
 
 import swapkit
 from swapkit._runtime.allocators.installation import require_installation
+from tests.support.sessions import in_use_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -183,6 +184,34 @@ def test_operator_when_it_alone_is_too_large_then_error_and_training_goes_on(pla
     assert kept.oom_rescues == before.oom_rescues, "nothing is given up for what can never fit"
     assert losses == plain.losses
     assert digest(model) == plain.parameters
+
+
+class Greedy(torch.autograd.Function):
+    """Its backward needs more than any budget of these tests."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_ctx: Any, _grad: torch.Tensor) -> torch.Tensor:
+        return torch.empty(1 << 30)
+
+
+@pytest.mark.promise("A6")
+def test_backward_when_it_runs_out_of_memory_then_waiting_gradients_are_freed() -> None:
+    swapkit.install()
+    x = torch.ones(1 << 16, requires_grad=True)
+    in_use_before = in_use_bytes()
+    with swapkit.budget("64MiB"):
+        hidden = x.exp()
+        greedy = Greedy.apply(x)  # its backward runs when the gradient of `mul` waits for `exp`
+        loss = hidden.mul(2).sum() + greedy.sum()
+        del hidden, greedy
+        with pytest.raises(torch.OutOfMemoryError):
+            loss.backward()
+        del loss
+        assert in_use_bytes() == in_use_before
 
 
 def test_operator_when_it_needs_all_that_parameters_leave_then_everything_is_evicted_for_it(

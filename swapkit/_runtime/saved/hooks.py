@@ -304,10 +304,25 @@ def _run_backward(outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:  # 
     """Run torch's function of this name; our pairs leave the stack if all skip backward."""
     stack = thread_state.hooks
     may_skip = len(args) > _CREATE_GRAPH and not args[_CREATE_GRAPH] and graph_task() == NO_TASK
-    if not stack or not may_skip or not all(each.packer.skips_backward for each in stack):
-        return _torchs_backward(outputs, *args, **kwargs)
-    with suspended():
-        return _torchs_backward(outputs, *args, **kwargs)
+    skips = stack and may_skip and all(each.packer.skips_backward for each in stack)
+    try:
+        with suspended() if skips else contextlib.nullcontext():
+            return _torchs_backward(outputs, *args, **kwargs)
+    except torch.OutOfMemoryError:
+        _forget_failed_pass()
+        raise
+
+
+def _forget_failed_pass() -> None:
+    """Have the engine drop the nodes and gradients of a pass that failed on this thread.
+
+    They wait in its queue until the next pass begins, so a program that skips the batch would run
+    its next forward beside them. A pass over a leaf on `meta` takes no memory.
+    """
+    if graph_task() == NO_TASK:
+        with suspended():
+            leaf = torch.empty((), device="meta", requires_grad=True)
+            torch.autograd.grad(leaf, leaf, torch.empty((), device="meta"))
 
 
 # The pairs that need the detours. After an interruption, a pair that has left may remain here until
