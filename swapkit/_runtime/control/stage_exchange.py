@@ -10,7 +10,6 @@ marks that it has read: a rank believes only what was written after its own mark
 from __future__ import annotations
 
 import json
-import math
 import threading
 import uuid
 import weakref
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from swapkit.ir.stages import StagePlace
 
 _log = get_logger(__name__)
+MOST_SECONDS = 1e9  # that a rank may claim for a step; an integer may not even fit a float
 MOST_STEPS = 64  # between two looks; after news, first 1 step, then 2, and so on
 
 
@@ -81,7 +81,7 @@ def _is_count(value: object) -> bool:
 
 
 def _is_time(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value) and value >= 0
+    return isinstance(value, int | float) and 0 <= value <= MOST_SECONDS
 
 
 class StageExchange:
