@@ -25,6 +25,7 @@ import torch.distributed
 from swapkit._native.lib import defer_interruption, forget_interruption
 from swapkit._runtime.control import store_threads
 from swapkit._runtime.control.rank_groups import OnePerGroup
+from swapkit._runtime.control.shared_store import parse_said
 from swapkit._runtime.torch_compat.internals import connect_again
 from swapkit._runtime.torch_compat.process_groups import end_collectives
 from swapkit.errors import InvalidDocument, RankOutOfMemory, SwapkitError
@@ -53,15 +54,15 @@ _BROKEN = re.compile(
 )
 
 
-def parse_failure(text: bytes | str, own_rank: int) -> tuple[str, RankOutOfMemory]:
+def parse_failure(text: bytes, own_rank: int) -> tuple[str, RankOutOfMemory]:
     """Parse what a rank wrote when it ran out of memory; return its mark, and the error to raise.
 
     Raises:
         InvalidDocument: the text has another format.
     """
     try:
-        said = json.loads(text)
-    except (ValueError, RecursionError):
+        said = parse_said(text)
+    except InvalidDocument:
         said = None
     fields = said if isinstance(said, dict) else {}
     mark, text_there = fields.get("mark"), fields.get("text")

@@ -24,9 +24,8 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from swapkit._runtime.control.rank_groups import OnePerGroup
-from swapkit._runtime.control.shared_store import SharedStore
+from swapkit._runtime.control.shared_store import SharedStore, parse_said
 from swapkit.errors import InvalidDocument
-from swapkit.ir.documents import parse_document
 from swapkit.texts import get_logger
 from swapkit.units import show
 
@@ -248,7 +247,7 @@ class MeetingPlaces:
 
 def _read_list(text: bytes) -> list[_Listed]:
     """Return the sessions that a rank has listed; raises InvalidDocument for any other text."""
-    found = parse_document(text)
+    found = parse_said(text)
     if isinstance(found, list) and all(map(_is_listed, found)):
         return [_Listed(*each) for each in found]
     raise InvalidDocument(f"a rank listed sessions in another form: {show(text)}")
@@ -269,7 +268,7 @@ def _read_outcome(outcome: bytes, count: int) -> list[int]:
     """
     if outcome == LEFT.encode():
         return []
-    ranks = parse_document(outcome)
+    ranks = parse_said(outcome)
     if isinstance(ranks, list) and all(type(each) is int and 0 <= each < count for each in ranks):
         return ranks
     raise InvalidDocument(f"a rank ended a round in another form: {show(outcome)}")

@@ -28,8 +28,8 @@ from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from swapkit._runtime.control.shared_store import parse_said
 from swapkit.errors import InvalidDocument, SessionError
-from swapkit.ir.documents import parse_document
 from swapkit.texts import get_logger
 from swapkit.units import show
 
@@ -70,7 +70,7 @@ def parse_proposal(said: bytes) -> Proposal:
         InvalidDocument: the text has another format.
     """
     try:
-        found = parse_document(said)
+        found = parse_said(said)
     except InvalidDocument:
         found = None
     match found:

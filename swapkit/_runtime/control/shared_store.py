@@ -6,6 +6,8 @@ import threading
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from swapkit._runtime.control import store_threads
+from swapkit.errors import InvalidDocument
+from swapkit.ir.documents import parse_document
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,6 +18,16 @@ _T = TypeVar("_T")
 # In each of which the request's thread can run: a process that is suspended for longer than a store
 # may take to answer still waits for most of that time afterwards.
 LOOKS = 10
+
+
+MOST_BYTES = 4 << 20  # of a text from another rank: JSON takes 25 times as much memory, once read
+
+
+def parse_said(text: bytes) -> object:
+    """Return the content of JSON text that another rank wrote; raises InvalidDocument."""
+    if len(text) > MOST_BYTES:
+        raise InvalidDocument(f"a rank wrote {len(text)} bytes; at most {MOST_BYTES} are read")
+    return parse_document(text)
 
 
 class Answer(Generic[_T]):

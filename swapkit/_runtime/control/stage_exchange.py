@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from swapkit._runtime.control.rank_groups import OnePerGroup
-from swapkit._runtime.control.shared_store import SharedStore
+from swapkit._runtime.control.shared_store import SharedStore, parse_said
 from swapkit.errors import InvalidDocument
 from swapkit.texts import get_logger
 from swapkit.units import show
@@ -59,8 +59,8 @@ def _parse(text: bytes, rank: int) -> _Said:
         InvalidDocument: the text has another format.
     """
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
+        found = parse_said(text)
+    except InvalidDocument:
         found = None
     match found:
         case {"mark": str(mark), "heard": dict(heard), "times": None}:

@@ -142,7 +142,7 @@ def test_rank_when_no_session_is_left_then_its_thread_ends() -> None:
 
 def test_failure_when_parsed_then_it_is_what_was_written() -> None:
     said = {"mark": "m", "rank": 3, "budget_bytes": 1 << 20, "text": "too much"}
-    mark, failure = parse_failure(json.dumps(said), 0)
+    mark, failure = parse_failure(json.dumps(said).encode(), 0)
     assert mark == "m"
     assert isinstance(failure, RankOutOfMemory)
     assert str(failure).startswith("rank 3 ran out of memory within its budget of 1.00 MiB, ")

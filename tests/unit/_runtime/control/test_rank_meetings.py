@@ -267,6 +267,7 @@ HOSTILE = (
     '[["parts", "place", "round", false]]',
     '[["parts", 1, 1, false]]',
     '{"a": 1}',
+    "[]" + " " * (4 << 20),
 )
 
 

@@ -213,6 +213,7 @@ def test_session_when_the_process_group_is_gone_then_it_goes_on_without_the_othe
         '{"mark": "m", "heard": {}, "times": [[0], -1, 1.0]}',
         '{"mark": "m", "heard": {}, "times": [[0], 1' + "0" * 400 + ", 1.0]}",
         "[" * 100_000,
+        '{"mark": "m", "heard": {}, "times": null}' + " " * (4 << 20),
     ],
 )
 def test_session_when_another_stage_says_something_else_then_warned_once_and_it_goes_on(
