@@ -14,7 +14,8 @@
 #include "sim.h"
 
 #define LEAST_WINDOW ((size_t)64 << 30)
-#define CAPACITIES_PER_WINDOW 4
+/* A GPU has 128 TiB of addresses; users reserve ranges as large as the memory, again and again. */
+#define CAPACITIES_PER_WINDOW 16
 #define SPAN_GAP ((size_t)2 << 20)
 
 static bool map_nothing(uintptr_t base, size_t size, int fixed) {

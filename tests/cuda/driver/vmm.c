@@ -230,6 +230,13 @@ CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void 
     return sim_leave(NULL, physical_retain((CUdeviceptr)(uintptr_t)address, handle));
 }
 
+/* The virtual GPU's memory is never touched, and a map of the host for each mapping would soon be
+ * more than a process may have (vm.max_map_count). */
+static bool shadow_map(const sim_range *range, const sim_physical *physical) {
+    int file = sim.devices[physical->device].file;
+    return sim_is_timed() || sim_space_commit(range->base, range->size, file, physical->offset);
+}
+
 static CUresult range_map(const sim_range *range, sim_physical *physical) {
     const sim_range *reservation = sim_table_find(&sim.reservations, range->base);
     if (reservation == NULL || !sim_range_contains(reservation, range->base, range->size)) {
@@ -244,9 +251,8 @@ static CUresult range_map(const sim_range *range, sim_physical *physical) {
     if (mapping != NULL) {
         mapping->range = *range;
         mapping->physical = physical;
-        int file = sim.devices[physical->device].file;
         if (sim_table_insert(&sim.mappings, &mapping->range)) {
-            if (sim_space_commit(range->base, range->size, file, physical->offset)) {
+            if (shadow_map(range, physical)) {
                 physical->mapped++;
                 sim_timed_map(range->size); /* create, map and access, as it was measured */
                 return CUDA_SUCCESS;
@@ -303,7 +309,9 @@ static CUresult range_unmap(CUdeviceptr address, size_t size) {
         return sim_refuse(CUDA_ERROR_INVALID_VALUE,
                           "cuMemUnmap: %#llx, %zu bytes: not whole mappings", address, size);
     }
-    sim_space_decommit(address, size);
+    if (!sim_is_timed()) {
+        sim_space_decommit(address, size);
+    }
     while (count-- > 0) {
         sim_mapping *mapping = (sim_mapping *)sim.mappings.items[first];
         sim_table_remove(&sim.mappings, &mapping->range);

@@ -14,7 +14,7 @@
 static void be_virtual(cusim_options *options) {
     options->timed = 1;
     options->wipe = 0;
-    options->capacity = (size_t)64 << 30;
+    options->capacity = (size_t)16 << 30;
 }
 
 /* Round figures: a byte or an operation a nanosecond, and nothing beside it. */
@@ -320,6 +320,42 @@ TEST(timed_spans_say_what_ran_when) {
     CHECK(spans[1].start_ns >= spans[0].end_ns);
     CHECK_OK(cuMemFree_v2(address));
     CHECK_OK(cuStreamDestroy_v2(stream));
+    close_driver();
+}
+
+/* Of this process, as the host counts them. */
+static size_t host_maps(void) {
+    FILE *file = fopen("/proc/self/maps", "re");
+    size_t count = 0;
+    CHECK(file != NULL);
+    for (int c = fgetc(file); c != EOF; c = fgetc(file)) {
+        count += c == '\n';
+    }
+    (void)fclose(file);
+    return count;
+}
+
+TEST(timed_memory_is_mapped_and_reserved_as_often_as_on_a_gpu) {
+    enum { RANGES = 12, ALIASES = 200 };
+    open_virtual();
+    size_t capacity = free_bytes();
+    CUdeviceptr ranges[RANGES];
+    for (size_t i = 0; i < RANGES; i++) {
+        CHECK_OK(cuMemAddressReserve(&ranges[i], capacity, 0, 0, 0));
+    }
+    mapped_range range = map_range(GRANULE);
+    size_t before = host_maps();
+    for (size_t i = 0; i < ALIASES; i++) {
+        CHECK_OK(cuMemMap(ranges[0] + 2 * i * GRANULE, GRANULE, 0, range.handle, 0));
+    }
+    CHECK(host_maps() < before + ALIASES / 2);
+    for (size_t i = 0; i < ALIASES; i++) {
+        CHECK_OK(cuMemUnmap(ranges[0] + 2 * i * GRANULE, GRANULE));
+    }
+    unmap_range(&range);
+    for (size_t i = 0; i < RANGES; i++) {
+        CHECK_OK(cuMemAddressFree(ranges[i], capacity));
+    }
     close_driver();
 }
 
