@@ -48,7 +48,8 @@ class Foreign(TorchDispatchMode):
 
 
 def weighted(value: torch.Tensor) -> torch.Tensor:
-    labels, weight = torch.arange(len(value)) % value.shape[1], torch.rand(value.shape[1])
+    labels, weight = torch.randint(value.shape[1], value.shape[:1]), torch.rand(value.shape[1])
+    labels[0] = -100  # ignored
     return functional.cross_entropy(value, labels, weight=weight, label_smoothing=0.1)
 
 
