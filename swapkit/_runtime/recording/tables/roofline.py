@@ -27,6 +27,7 @@ _HALF_BYTES = 2  # rates are for elements of this size; elements twice as large 
 _FOR_CPU = _aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001
 _FOR_CPU_BACKWARD = _aten._scaled_dot_product_flash_attention_for_cpu_backward  # noqa: SLF001
 _ATTENTION = "attention"
+_SCALED_DOT_PRODUCT = "_scaled_dot_product"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,8 +147,23 @@ def count_flops(
     formula = flop_counter.flop_registry.get(packet)
     if formula is None:
         return 0.0
-    flops = float(formula(*args, **kwargs, out_val=result))
+    given = _with_equal_heads(args) if _SCALED_DOT_PRODUCT in str(packet) else args
+    flops = float(formula(*given, **kwargs, out_val=result))
     return flops / 2 if _is_causal(function, args, kwargs) else flops
+
+
+def _with_equal_heads(args: Sequence[Any]) -> list[Any]:
+    """Return attention's arguments; as shapes with the queries' heads if they have four dimensions.
+
+    torch 2.10's formulas refuse keys and values of fewer heads; later ones count the same for both.
+    """
+    heads = args[0].size(1)  # of the queries; in backward, of the output's gradient
+    return [
+        (each.size(0), heads, *each.shape[2:])
+        if isinstance(each, torch.Tensor) and each.dim() == 4
+        else each
+        for each in args
+    ]
 
 
 def _is_causal(function: Operator, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:

@@ -243,7 +243,8 @@ def test_region_when_it_is_checkpointed_then_it_runs_again_in_backward() -> None
     again = [o for o in trace.operators if o.phase is Phase.BACKWARD and o.module.endswith("1")]
     assert [each.name for each in again] == ["aten.relu.default"]
     relu = made_by(trace, "relu.default")
-    assert trace.storages[relu].death == 4  # nothing of the region is kept
+    # Nothing of the region is kept. By name: torch 2.10's checkpoint allocates two empty tensors.
+    assert trace.storages[relu].death == names(trace).index("sum.default")
     assert not trace.storages[relu].is_saved
 
 

@@ -68,6 +68,19 @@ def test_attention_when_it_is_causal_then_half_of_it_counts(name: str) -> None:
     assert seconds(function, *heads, is_causal=True) == pytest.approx(1e-3 + whole / 2 / 1e11)
 
 
+@pytest.mark.parametrize("name", ["", "_for_cpu"])
+def test_attention_when_queries_share_keys_then_it_counts_as_if_they_had_their_own(
+    name: str,
+) -> None:
+    function = getattr(aten, f"_scaled_dot_product_flash_attention{name}")
+    backward = getattr(aten, f"_scaled_dot_product_flash_attention{name}_backward")
+    query, key, value = meta(1, 8, 4096, 64), meta(1, 2, 4096, 64), meta(1, 2, 4096, 64)
+    product = 2 * 8 * 4096**2 * 64
+    assert count_flops(function.default, [query, key, value], {}, None) == 2 * product
+    given = [meta(1, 8, 4096, 64), query, key, value]
+    assert count_flops(backward.default, given, {}, None) == 5 * product
+
+
 def test_hardware_when_it_is_named_then_case_does_not_matter() -> None:
     assert hardware_named("h100") is HARDWARE["H100"]
     assert hardware_named(PLAIN) is PLAIN
