@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 WARNINGS = (
     "ignore:.*nested tensors:UserWarning",
-    "ignore:.*torch.jit.script:DeprecationWarning",
     "ignore:.*sparse CSR tensor support is in beta state:UserWarning",
     "ignore:.*Sparse invariant checks are implicitly disabled:UserWarning",
     "ignore:torch.quantize_per_:UserWarning",

@@ -359,8 +359,6 @@ def test_hooks_when_a_part_runs_twice_then_each_call_has_both(of: str) -> None:
     assert calls >= 2 * len(part), "the last module ran again, too"
 
 
-# Torch's own formulas are scripted.
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
 def test_forward_mode_derivatives_when_a_part_runs_twice_then_their_gradients_are_right() -> None:
     weight = torch.nn.Parameter(torch.randn(8, 8))
 

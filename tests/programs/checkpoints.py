@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from typing import Any
 
 import torch
@@ -146,9 +147,9 @@ def save_products(_context: object, operator: Any, *_args: Any, **_options: Any)
     return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def selective(function: Any, *args: Any) -> Any:
+def selective(function: Any, *args: Any, **options: Any) -> Any:
     contexts = functools.partial(create_selective_checkpoint_contexts, save_products)
-    return again(function, *args, context_fn=contexts)
+    return again(function, *args, context_fn=contexts, **options)
 
 
 @program("G7")
@@ -157,6 +158,20 @@ def selective_checkpoint_inside(evict: Evict) -> list[torch.Tensor]:
     hidden = selective(block, x * 0.1)
     evict()
     loss = selective(block, hidden).sum()
+    del hidden
+    evict()
+    return gradients(loss, x)
+
+
+@program("G7")
+def selective_checkpoint_whose_results_go_through_hooks(evict: Evict) -> list[torch.Tensor]:
+    # Torch before 2.15 keeps them outside of saved tensors, without a choice.
+    known = inspect.signature(checkpoint).parameters
+    options = {name: True for name in ("respect_saved_tensors_hooks",) if name in known}
+    x = leaf()
+    hidden = selective(block, x * 0.1, **options)
+    evict()
+    loss = selective(block, hidden, **options).sum()
     del hidden
     evict()
     return gradients(loss, x)
