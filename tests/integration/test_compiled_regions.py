@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from functorch.compile import make_boxed_func  # type: ignore[import-untyped]
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
+from torch.nn.modules import module as module_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import (
     CheckpointPolicy,
@@ -18,6 +20,7 @@ from torch.utils.checkpoint import (
 )
 
 import swapkit
+from swapkit._runtime.model import hook_bypass
 from swapkit._runtime.torch_compat.dispatch_modes import DispatchMode
 from tests.programs import assert_same_bits
 
@@ -86,6 +89,17 @@ class Layer(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         last: torch.Tensor = self.last(self.inner(x))
         return last
+
+
+def test_module_inside_a_compiled_one_when_a_thread_may_bypass_hooks_then_one_graph(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hook_bypass, "has_compiled", lambda: False)
+    with swapkit.offload():
+        nn.Identity()(torch.ones(1))
+        assert type(module_hooks._global_forward_hooks) is not OrderedDict
+        explained = torch._dynamo.explain(Block())(torch.randn(8, WIDTH))
+    assert (explained.graph_count, explained.graph_break_count) == (1, 0)
 
 
 def save_addmm(_context: object, operator: object, *_: object, **__: object) -> CheckpointPolicy:

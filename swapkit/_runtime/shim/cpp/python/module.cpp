@@ -530,5 +530,8 @@ PyMODINIT_FUNC PyInit__shim() {
             return nullptr;
         }
     }
+    if (!hide_table_checks()) {
+        return nullptr;
+    }
     return made.release();
 }

@@ -149,6 +149,17 @@ PyTypeObject last_table_type = {
     .tp_base = &PyODict_Type,
 };
 
+bool hide_table_checks() {
+    for (PyTypeObject *type : {&first_table_type, &last_table_type}) {
+        if (PyDict_GetItemString(type->tp_dict, "__bool__") != nullptr &&
+            PyDict_DelItemString(type->tp_dict, "__bool__") != 0) {
+            return false;
+        }
+        PyType_Modified(type);
+    }
+    return true;
+}
+
 PyMethodDef bypass_functions[] = {
     {"prepare_bypass", shielded<prepare_bypass>, METH_O, nullptr},
     {"begin_bypass", begin_bypass, METH_O, nullptr},
