@@ -354,10 +354,9 @@ bool Named::is_training(const c10::IValue *arguments) const {
 static c10::impl::LocalDispatchKeySet local_keys(bool alone) {
     c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
     if (alone) {
-        keys.included_ =
-            keys.included_ -
-            c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot,
-                                 c10::DispatchKey::Fake});
+        keys.included_ = keys.included_ - c10::DispatchKeySet({c10::DispatchKey::Python,
+                                                               c10::DispatchKey::PythonTLSSnapshot,
+                                                               c10::DispatchKey::Fake});
     }
     return keys;
 }
