@@ -270,14 +270,9 @@ cuda_allocator: Any = torch.cuda.memory._CUDAAllocator
 
 
 def has_compiled() -> bool:
-    """Return whether the compiler has compiled any frame; before torch 2.13, whether it may.
-
-    The compiler of torch 2.10 fails at tables of module hooks of a type that is not torch's.
-    """
-    if torch.__version__ < "2.13":
-        return True
+    """Return whether the compiler ran; always before torch 2.13: 2.10 fails at our hook tables."""
     loaded = sys.modules.get("torch._dynamo.convert_frame")
-    return loaded is not None and loaded.FRAME_COUNTER > 0
+    return torch.__version__ < "2.13" or (loaded is not None and loaded.FRAME_COUNTER > 0)
 
 
 def npu_functions() -> Any:  # noqa: ANN401 - torch_npu's C module
