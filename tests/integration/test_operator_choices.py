@@ -17,6 +17,7 @@ from torch import nn
 
 import swapkit
 from swapkit._runtime.process.runtime import get_runtime
+from swapkit._runtime.torch_compat.dispatch_modes import mode_stack
 from swapkit._runtime.user_choices.wrapping import make_part
 from swapkit.errors import SavedTensorModified
 from swapkit.registry import Recompute, Swap
@@ -329,5 +330,5 @@ def test_forward_when_it_raises_then_the_next_one_works_and_no_mode_is_left() ->
     expected = train(Calls(body))
     with pytest.raises(ValueError, match=r"^$"):
         model(leaf(), leaf(1, SIDE))
-    assert torch._C._len_torch_dispatch_stack() == 0
+    assert len(mode_stack()) == 0
     assert_same_bits(train(model), expected)

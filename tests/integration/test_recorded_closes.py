@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import swapkit
 from swapkit._runtime.control.plan_controller import PlanController
 from swapkit._runtime.model import global_hooks
 from swapkit._runtime.recording.recorder import Recorder
+from swapkit._runtime.torch_compat.dispatch_modes import mode_stack
 from tests.support.sessions import make_training, train_plainly
 from tests.support.threads import on_thread
 
@@ -61,7 +61,7 @@ def test_close_when_an_operator_is_being_recorded_then_both_threads_go_on(
     session = swapkit.budget("1GiB", training.model, training.optimizer, profile_steps=1)
     with Closing(session) as closing, session:
         training.step()
-        assert torch._C._len_torch_dispatch_stack() == 1  # the one around
+        assert len(mode_stack()) == 1  # the one around
         assert closing.left < 0
     assert training.outcome() == plain.outcome
     assert_nobody_listens()
@@ -81,5 +81,5 @@ def test_close_when_it_fails_elsewhere_then_the_sessions_thread_takes_its_own_ba
         with pytest.raises(ValueError, match="no"):
             on_thread(session.close)
         training.optimizer.step()
-        assert torch._C._len_torch_dispatch_stack() == 0
+        assert len(mode_stack()) == 0
         assert_nobody_listens()

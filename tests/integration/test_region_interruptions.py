@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch._C import _len_torch_dispatch_stack
 from torch.utils import _python_dispatch
 
 import swapkit
@@ -17,7 +16,7 @@ from swapkit._runtime.recompute import captured
 from swapkit._runtime.recompute.region_findings import Known
 from swapkit._runtime.saved import hooks
 from swapkit._runtime.thread_state import thread_state
-from swapkit._runtime.torch_compat.dispatch_modes import DispatchMode
+from swapkit._runtime.torch_compat.dispatch_modes import DispatchMode, mode_stack
 from tests.unit._runtime.rig import count_places, interrupts
 
 pytestmark = pytest.mark.usefixtures("installation")
@@ -53,7 +52,7 @@ def test_region_when_interrupted_anywhere_then_nothing_of_it_is_left_open(
             pass
         assert stack(True) is None, nth
         assert thread_state.hooks == [], nth
-        assert _len_torch_dispatch_stack() == 0, nth
+        assert len(mode_stack()) == 0, nth
         assert in_use() == before, nth
         assert torch.ones(1, requires_grad=True).sum().requires_grad, nth
         if is_first:
@@ -96,5 +95,5 @@ def test_region_with_modes_when_interrupted_as_one_is_entered_then_none_is_left(
                 with suppress(KeyboardInterrupt):
                     region(torch.randn(4, WIDTH))
         assert entered > 0
-        assert _len_torch_dispatch_stack() == 0
+        assert len(mode_stack()) == 0
         region(torch.randn(4, WIDTH)).sum().backward()

@@ -13,6 +13,7 @@ import torch
 
 import swapkit
 from swapkit._runtime.model import global_hooks
+from swapkit._runtime.torch_compat.dispatch_modes import mode_stack
 from swapkit.errors import SessionError
 from tests.support import MIB, installed
 from tests.support.idle import assert_idle, budget_bytes, has_hooks
@@ -81,10 +82,10 @@ def test_session_when_closed_while_a_step_is_recorded_then_its_thread_stops_reco
     training = make_training()
     with swapkit.budget("1GiB", training.model, training.optimizer, profile_steps=1) as session:
         loss = training.forward()
-        assert torch._C._len_torch_dispatch_stack() == 1
+        assert len(mode_stack()) == 1
         on_thread(session.close)
         loss.backward()
-    assert torch._C._len_torch_dispatch_stack() == 0
+    assert len(mode_stack()) == 0
 
 
 def test_session_when_closed_elsewhere_then_its_thread_takes_the_rest_back_with_its_step() -> None:
@@ -93,11 +94,11 @@ def test_session_when_closed_elsewhere_then_its_thread_takes_the_rest_back_with_
         loss = training.forward()
         on_thread(session.close)
         loss.backward()
-        assert torch._C._len_torch_dispatch_stack() == 1
+        assert len(mode_stack()) == 1
         assert has_hooks()
         assert training.optimizer is not None
         training.optimizer.step()
-        assert torch._C._len_torch_dispatch_stack() == 0
+        assert len(mode_stack()) == 0
         assert not has_hooks()
         assert global_hooks.steps.now == ()
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from torch._C import _len_torch_dispatch_stack
 
 import swapkit
 from swapkit._runtime.execution.plan_executor import PlanExecutor
@@ -20,6 +19,7 @@ from swapkit._runtime.recording.dispatch_mode import RecordingMode
 from swapkit._runtime.recording.recorder import Recorder
 from swapkit._runtime.saved.lent_hooks import Lending
 from swapkit._runtime.thread_state import thread_state
+from swapkit._runtime.torch_compat.dispatch_modes import mode_stack
 from tests.support.sessions import Plain, Training, make_training, train_plainly
 from tests.unit._runtime.rig import count_places, interrupts
 
@@ -63,7 +63,7 @@ def test_recording_when_its_end_is_interrupted_then_the_rest_of_it_ends(
         with pytest.raises(KeyboardInterrupt):
             training.step()
     assert (len(global_hooks.calls.now), len(global_hooks.steps.now)) == listeners
-    assert _len_torch_dispatch_stack() == 0
+    assert len(mode_stack()) == 0
     model = weakref.ref(training.model)
     del training
     gc.collect()
@@ -165,7 +165,7 @@ def traces_of_sessions(installation: Installation) -> tuple[object, ...]:
         tuple(installation.runtime.active),
         tuple(installation.sessions),
         installation.pool.budget_bytes,
-        _len_torch_dispatch_stack(),
+        len(mode_stack()),
         torch._C._autograd._top_saved_tensors_default_hooks(True),
         swapkit.sessions(),
     )

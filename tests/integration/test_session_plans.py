@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import swapkit
 from swapkit._runtime.allocators.installation import require_installation
 from swapkit._runtime.execution import plan_checks as fitting
+from swapkit._runtime.torch_compat.dispatch_modes import mode_stack
 from swapkit.errors import PlanMismatch
 from tests.support.sessions import (
     WIDTH,
@@ -236,7 +237,7 @@ def assert_as_before(model: nn.Module, choices: str) -> None:
         assert "forward" not in vars(module)
         assert not module._forward_pre_hooks
         assert not module._forward_hooks
-    assert torch._C._len_torch_dispatch_stack() == 0
+    assert len(mode_stack()) == 0
     assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
     installation = require_installation()
     assert installation.sessions == []
@@ -274,7 +275,7 @@ def test_user_modes_when_they_surround_each_step_then_all_modes_end_properly(
             with Counting():
                 training.step()
                 assert seen
-            assert torch._C._len_torch_dispatch_stack() == 0
+            assert len(mode_stack()) == 0
             seen.clear()
             torch.ones(4).add(1)
             assert not seen
@@ -300,6 +301,6 @@ def test_user_mode_when_it_begins_in_the_recorded_step_and_ends_after_it_then_no
         hook.remove()
         mode.__exit__(None, None, None)
         training.step()
-        assert torch._C._len_torch_dispatch_stack() == 0
+        assert len(mode_stack()) == 0
         assert session.stage == "stable"
-    assert torch._C._len_torch_dispatch_stack() == 0
+    assert len(mode_stack()) == 0

@@ -14,6 +14,7 @@ from torch import nn
 import swapkit
 from swapkit._runtime.control import plan_maker
 from swapkit._runtime.machine.measured_machine import measure_machine
+from swapkit._runtime.torch_compat.dispatch_modes import mode_stack
 from swapkit.errors import InvalidArgument, SessionError
 from swapkit.ir.plans import Action, Decision, Plan
 from swapkit.ir.traces import BEFORE, EventKind, Phase
@@ -143,7 +144,7 @@ def test_stable_steps_when_they_run_then_nothing_is_recorded() -> None:
     training = make_training()
     modes: list[int] = []
     training.model[1].register_forward_hook(  # type: ignore[index]
-        lambda *_: modes.append(torch._C._len_torch_dispatch_stack())
+        lambda *_: modes.append(len(mode_stack()))
     )
     with swapkit.budget(
         plain.budget(SHARE), training.model, training.optimizer, policy="swap"
@@ -156,7 +157,7 @@ def test_stable_steps_when_they_run_then_nothing_is_recorded() -> None:
         for _ in range(5):
             training.step()
             assert packer.observer is None
-            assert torch._C._len_torch_dispatch_stack() == 0
+            assert len(mode_stack()) == 0
         assert modes == [0] * 5
 
 

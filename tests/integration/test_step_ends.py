@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
 import swapkit
+from swapkit._runtime.torch_compat.dispatch_modes import mode_stack
 from swapkit.errors import InvalidArgument
 from tests.support import MIB
 from tests.support.sessions import step_in_backward
@@ -35,7 +36,8 @@ ROWS = 512
 pytestmark = pytest.mark.usefixtures("installation")
 
 
-count_modes = torch._C._len_torch_dispatch_stack
+def count_modes() -> int:
+    return len(mode_stack())
 
 
 class Net(nn.Module):

@@ -8,6 +8,7 @@ import torch
 
 import swapkit
 from swapkit._runtime.thread_state import thread_state
+from swapkit._runtime.torch_compat.dispatch_modes import mode_stack
 
 if TYPE_CHECKING:
     from swapkit._runtime.allocators.installed_pool import Installation
@@ -30,4 +31,4 @@ def assert_idle(installation: Installation) -> None:
     assert not installation.tracker._users
     assert budget_bytes() == 0
     assert not has_hooks()
-    assert torch._C._len_torch_dispatch_stack() == 0
+    assert len(mode_stack()) == 0

@@ -30,9 +30,10 @@ if TYPE_CHECKING:
 
     from swapkit._runtime.torch_compat.internals import HigherOrderOperator, OpOverload
 
-# The shim's: read and replace this thread's late modes, outermost first. All modes need the shim.
+# The shim's: read and replace this thread's late modes, outermost first. Without the shim there are
+# none: only steps on `meta` are recorded then, which have no bits.
 _get_late: Callable[[], tuple[DispatchMode, ...]] = tuple
-_set_late: Callable[[tuple[DispatchMode, ...]], int]
+_set_late: Callable[[tuple[DispatchMode, ...]], int] | None = None
 
 
 def set_late_modes_of(
@@ -72,7 +73,7 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return True
 
     def __enter__(self) -> Self:
-        if count_modes():
+        if count_modes() or _set_late is None:
             super().__enter__()  # type: ignore[no-untyped-call]
             return self
         key = DispatchKey(_set_late((*_get_late(), self)))
@@ -88,7 +89,7 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if an operator passes it.
         """
         late = _get_late()
-        if any(mode is self for mode in late):
+        if _set_late is not None and any(mode is self for mode in late):
             _set_late(tuple(mode for mode in late if mode is not self))
             return
         stack = _stack()
@@ -124,6 +125,7 @@ def _show_higher_order(
     **kwargs: Any,
 ) -> Any:  # noqa: ANN401
     """Run an operator of `torch.ops.higher_order` in the innermost late mode."""
+    assert _set_late is not None
     *outer, mode = _get_late()
     _set_late(tuple(outer))
     try:

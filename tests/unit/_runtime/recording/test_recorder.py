@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_in_torch_dispatch
 from torch.utils.checkpoint import checkpoint
 
 from swapkit._runtime.operators.effects import is_repeatable
+from swapkit._runtime.torch_compat.dispatch_modes import mode_stack
 from swapkit.api.recording import record
 from swapkit.errors import SavedTensorModified
 from swapkit.ir.checks import check_trace
@@ -333,7 +334,7 @@ def test_step_when_it_raises_then_nothing_of_the_recorder_stays() -> None:
 
     with pytest.raises(KeyError, match="mine"):
         record(step, model)
-    assert torch._C._len_torch_dispatch_stack() == 0
+    assert len(mode_stack()) == 0
     assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
     assert not torch.nn.modules.module._global_forward_pre_hooks
     assert not optimizer_hooks._global_optimizer_pre_hooks
@@ -359,7 +360,7 @@ def test_mode_when_another_is_left_open_inside_then_only_the_recorder_goes() -> 
     trace = recorded(step)
     try:
         assert "exp.default" in names(trace)
-        assert torch._C._len_torch_dispatch_stack() == 1
+        assert len(mode_stack()) == 1
         w.sin()
         assert seen[-1] == "aten.sin.default"
     finally:
