@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils import _python_dispatch
 
 import swapkit
 from swapkit._runtime.recompute import captured
 from swapkit._runtime.recompute.region_findings import Known
 from swapkit._runtime.saved import hooks
 from swapkit._runtime.thread_state import thread_state
-from swapkit._runtime.torch_compat.dispatch_modes import DispatchMode, mode_stack
+from swapkit._runtime.torch_compat import dispatch_modes
+from swapkit._runtime.torch_compat.dispatch_modes import mode_stack
 from tests.unit._runtime.rig import count_places, interrupts
 
 pytestmark = pytest.mark.usefixtures("installation")
@@ -72,22 +72,24 @@ def test_region_with_modes_when_interrupted_as_one_is_entered_then_none_is_left(
     again: bool, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     region: nn.Module = swapkit.checkpoint(nn.Sequential(nn.Linear(WIDTH, WIDTH)), **options)
-    push = _python_dispatch._push_mode
+    replace = dispatch_modes._set_late
+    assert replace is not None
     entered = 0
 
-    def push_and_stop(mode: Any) -> None:
+    def replace_and_stop(modes: tuple[dispatch_modes.DispatchMode, ...]) -> int:
         nonlocal entered
-        push(mode)
-        if isinstance(mode, DispatchMode):
-            entered += 1
-            if entered == wanted:
-                raise KeyboardInterrupt
+        is_more = len(modes) > len(mode_stack())
+        key = replace(modes)
+        entered += is_more
+        if is_more and entered == wanted:
+            raise KeyboardInterrupt
+        return key
 
-    for wanted in (1, 2):  # noqa: B007 - `push_and_stop` reads it
+    for wanted in (1, 2):  # noqa: B007 - `replace_and_stop` reads it
         loss = region(torch.randn(4, WIDTH)).sum()
         entered = 0
         with monkeypatch.context() as patch:
-            patch.setattr(_python_dispatch, "_push_mode", push_and_stop)
+            patch.setattr(dispatch_modes, "_set_late", replace_and_stop)
             if again:
                 with suppress(KeyboardInterrupt):
                     loss.backward()
