@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import swapkit
 from swapkit._runtime.control import plan_maker
 from swapkit._runtime.machine.measured_machine import measure_machine
+from swapkit._runtime.torch_compat import dispatch_modes
 from swapkit._runtime.torch_compat.dispatch_modes import mode_stack
 from swapkit.errors import InvalidArgument, SessionError
 from swapkit.ir.plans import Action, Decision, Plan
@@ -318,3 +320,26 @@ def test_plan_when_there_is_none_yet_then_it_cannot_be_saved(tmp_path: Any) -> N
         pytest.raises(SessionError, match="recording"),
     ):
         session.save_plan(tmp_path / "plan.json")
+
+
+def test_steps_when_the_users_mode_is_around_the_forward_then_they_are_recorded_and_it_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dispatch_modes, "may_compile", lambda: False)  # other tests have compiled
+    plain, training = train_plainly(make_training, STABLE_WITHIN), make_training()
+    run, counts = training.forward, []
+
+    def forward() -> torch.Tensor:
+        with FlopCounterMode(display=False) as counter:
+            loss = run()
+        counts.append(counter.get_total_flops())
+        return loss
+
+    training.forward = forward  # type: ignore[method-assign]
+    with swapkit.budget(plain.budget(SHARE), training.model, training.optimizer) as session:
+        for _ in range(STABLE_WITHIN):
+            training.step()
+            assert torch._C._len_torch_dispatch_stack() == 0
+        assert session.plan is not None
+    assert training.outcome() == plain.outcome
+    assert len(set(counts)) == 1

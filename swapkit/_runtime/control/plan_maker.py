@@ -238,7 +238,7 @@ class PlanMaker:
         try:
             target = self._find_target()
         except InfeasibleBudget as error:
-            return partial(_refuse, error)
+            return partial(_refuse, str(error), error.least_bytes)
         return partial(make_placed_plans, target=target, policy=self._config.policy)
 
     def _prepare_lean(self, most_seconds: float) -> MakePlans:
@@ -248,7 +248,7 @@ class PlanMaker:
         try:
             target = self._find_target()
         except InfeasibleBudget as error:
-            return partial(_refuse, error)
+            return partial(_refuse, str(error), error.least_bytes)
         return partial(make_lean_plans, most_seconds=most_seconds, target=target, policy=policy)
 
     def _find_target(self) -> PlanTarget:
@@ -262,13 +262,13 @@ class PlanMaker:
 
 
 def _refuse(
-    error: InfeasibleBudget, trace: Trace, *, share: float, count: int, is_quick: bool = False
+    reason: str, least_bytes: int, trace: Trace, *, is_quick: bool = False, **_: float
 ) -> tuple[Plan, ...]:
     """Make no plan: there can be none, whatever the step."""
-    del trace, share, count
+    del trace
     if is_quick:
         return ()
-    raise error
+    raise InfeasibleBudget(reason, least_bytes=least_bytes)
 
 
 def spare_bytes(device: Device) -> int:

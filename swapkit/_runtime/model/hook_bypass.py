@@ -25,10 +25,10 @@ from torch.optim.optimizer import (
 )
 
 from swapkit._runtime.torch_compat import thread_stacks as threads
+from swapkit._runtime.torch_compat.compiled_code import has_compiled
 from swapkit._runtime.torch_compat.internals import (
     MODULE_CALL,
     MODULE_HOOK_TABLES,
-    has_compiled,
     module_hooks,
 )
 

@@ -39,7 +39,7 @@ from swapkit._runtime.torch_compat.internals import (
     push_hooks,
     top_hooks,
 )
-from swapkit._runtime.torch_compat.isolation import untraced, untraced_itself
+from swapkit._runtime.torch_compat.isolation import hidden, untraced, untraced_itself
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -320,7 +320,7 @@ def _forget_failed_pass() -> None:
     its next forward beside them. A pass over a leaf on `meta` takes no memory.
     """
     if graph_task() == NO_TASK:
-        with suspended():
+        with suspended(), hidden():
             leaf = torch.empty((), device="meta", requires_grad=True)
             torch.autograd.grad(leaf, leaf, torch.empty((), device="meta"))
 

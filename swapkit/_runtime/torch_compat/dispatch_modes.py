@@ -1,25 +1,32 @@
 """The base of all our dispatch modes: coexistence with the compiler, and safe leaving.
 
 Torch takes other formulas, with other bits, where its stack has a mode. So ours are *late*: torch's
-stack has them only while an operator passes them (`shim/cpp/running/late_modes.cpp`). A mode that
-is entered inside of a foreign one is not: torch takes the other formulas anyway.
+stack has them only while an operator passes them (`shim/cpp/running/late_modes.cpp`). Modes inside
+of a foreign one are not, as torch takes the other formulas there anyway, but for those that stay
+longer (`SeeingMode`). Nor are modes in programs that compile: code is compiled for a set of keys.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from swapkit._runtime.thread_state import thread_state
+from swapkit._runtime.torch_compat.compiled_code import may_compile
 from swapkit._runtime.torch_compat.internals import (
     NO_TASK,
     DispatchKey,
+    ExcludeKey,
+    ModeKind,
     TorchDispatchMode,
     count_modes,
     graph_task,
     higher_order_operators,
+    keys_to_fall_through,
     mode_at,
+    mode_of_kind,
 )
 
 if TYPE_CHECKING:
@@ -73,13 +80,13 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return True
 
     def __enter__(self) -> Self:
-        if count_modes() or _set_late is None:
+        is_inside = count_modes() and (
+            not isinstance(self, SeeingMode) or mode_of_kind(ModeKind.FAKE) is not None
+        )
+        if is_inside or _set_late is None or may_compile():
             super().__enter__()  # type: ignore[no-untyped-call]
             return self
-        key = DispatchKey(_set_late((*_get_late(), self)))
-        for each in list(higher_order_operators.values()):  # fallbacks do not serve them
-            if key not in each.py_kernels:
-                each.py_impl(key)(partial(_show_higher_order, each))
+        _show_higher_order_operators(DispatchKey(_set_late((*_get_late(), self))))
         return self
 
     def leave(self) -> None:
@@ -119,14 +126,38 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 flags.append(is_inside)
 
 
-def _show_higher_order(
+_lock = threading.Lock()
+_shown: set[str] = set()  # names of operators of `torch.ops.higher_order`
+
+
+def _show_higher_order_operators(key: DispatchKey) -> None:
+    """Let operators of `torch.ops.higher_order` run in late modes: fallbacks do not serve them.
+
+    Those that are defined while a mode is there run without it; the operators inside do not.
+    """
+    if len(higher_order_operators) == len(_shown):
+        return
+    with _lock:
+        if key not in keys_to_fall_through:
+            keys_to_fall_through.append(key)
+        for name, each in list(higher_order_operators.items()):
+            if name not in _shown:
+                each.py_impl(key)(partial(_run_higher_order, each, key))
+                _shown.add(name)
+
+
+def _run_higher_order(
     operator: HigherOrderOperator,
+    key: DispatchKey,
     *args: Any,
     **kwargs: Any,
 ) -> Any:  # noqa: ANN401
-    """Run an operator of `torch.ops.higher_order` in the innermost late mode."""
-    assert _set_late is not None
-    *outer, mode = _get_late()
+    """Run an operator of `torch.ops.higher_order` in the innermost late mode, if there is one."""
+    late = _get_late()
+    if _set_late is None or not late:
+        with ExcludeKey(key, True):  # noqa: FBT003 - torch's
+            return operator(*args, **kwargs)
+    *outer, mode = late
     _set_late(tuple(outer))
     try:
         return mode.__torch_dispatch__(operator, (), args, kwargs)  # type: ignore[no-untyped-call]

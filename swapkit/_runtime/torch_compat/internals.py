@@ -102,7 +102,6 @@ __all__ = [
     "graph_task",
     "group_stores",
     "has_backward_hook",
-    "has_compiled",
     "has_kernel",
     "has_kernel_for",
     "higher_order_operators",
@@ -115,6 +114,7 @@ __all__ = [
     "is_tracing",
     "is_zero_tensor",
     "keeps_graph",
+    "keys_to_fall_through",
     "mode_at",
     "mode_of_kind",
     "module_hooks",
@@ -260,6 +260,10 @@ step_pre_hooks_of: Callable[[torch.optim.Optimizer], dict[int, Callable[..., Any
 schema_of: Callable[[OpOverload], torch.FunctionSchema] = attrgetter("_schema")
 overload_of: Callable[[OpOverload], str] = attrgetter("_overloadname")
 higher_order_operators: dict[str, HigherOrderOperator] = torch._ops._higher_order_ops
+# Keys that new operators of that kind do not handle.
+keys_to_fall_through: list[DispatchKey] = vars(torch._ops)[
+    "_HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS"
+]
 disabled_dispatch: Any = torch._C._disabled_torch_dispatch_impl
 
 # ---- the build, the compiler, devices -----------------------------------------------------------
@@ -267,12 +271,6 @@ disabled_dispatch: Any = torch._C._disabled_torch_dispatch_impl
 C: Any = torch._C  # for code that replaces functions in it, or checks which ones exist
 CXX11_ABI = int(torch._C._GLIBCXX_USE_CXX11_ABI)
 cuda_allocator: Any = torch.cuda.memory._CUDAAllocator
-
-
-def has_compiled() -> bool:
-    """Return whether the compiler ran; always before torch 2.13: 2.10 fails at our hook tables."""
-    loaded = sys.modules.get("torch._dynamo.convert_frame")
-    return torch.__version__ < "2.13" or (loaded is not None and loaded.FRAME_COUNTER > 0)
 
 
 def npu_functions() -> Any:  # noqa: ANN401 - torch_npu's C module

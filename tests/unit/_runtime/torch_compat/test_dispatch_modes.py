@@ -12,13 +12,25 @@ from torch.nn import functional
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from swapkit._runtime.torch_compat import dispatch_modes
+from swapkit._runtime.torch_compat.compiled_code import may_compile
 from swapkit._runtime.torch_compat.dispatch_modes import DispatchMode, entered, mode_stack
+from swapkit._runtime.torch_compat.internals import (
+    DispatchKey,
+    HigherOrderOperator,
+)
 from tests.programs import assert_same_bits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = pytest.mark.usefixtures("installation")
+pytestmark = pytest.mark.usefixtures("installation", "uncompiled")
+
+
+@pytest.fixture
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget that other tests have compiled code."""
+    monkeypatch.setattr(dispatch_modes, "may_compile", lambda: False)
 
 
 class Seeing(DispatchMode):
@@ -45,6 +57,10 @@ class Foreign(TorchDispatchMode):
         del types
         self.log.append(f"foreign {func}")
         return func(*args, **(kwargs or {}))
+
+
+def double_sine(value: torch.Tensor) -> torch.Tensor:
+    return value.sin() * 2
 
 
 def weighted(value: torch.Tensor) -> torch.Tensor:
@@ -138,3 +154,37 @@ def test_modes_when_an_operator_fails_then_they_stay_as_they_were() -> None:
             torch.ones(2, 3) @ torch.ones(2, 3)
         assert mode_stack() == [mode]
         assert torch._C._len_torch_dispatch_stack() == 0
+
+
+def test_code_when_it_is_compiled_then_modes_do_not_have_it_compiled_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dispatch_modes, "may_compile", may_compile)
+    log: list[str] = []
+    compiled: Any = torch.compile(double_sine, backend="aot_eager")
+    expected = compiled(torch.ones(3))
+    with torch.compiler.set_stance("fail_on_recompile"), entered([Seeing(log)]):
+        assert torch.equal(compiled(torch.ones(3)), expected)
+    assert "aten.sin.default" in log
+
+
+def test_operators_of_higher_order_when_made_while_a_mode_is_there_then_they_run() -> None:
+    class Twice(HigherOrderOperator):
+        def __init__(self) -> None:
+            super().__init__("twice_of_a_test")
+
+        def __call__(self, value: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = super().__call__(value)
+            return found
+
+    log: list[str] = []
+    twice: Any = None
+    x = torch.ones(3)
+    for _ in range(2):
+        with entered([Seeing(log)]):
+            if twice is None:
+                twice = Twice()
+                twice.py_impl(DispatchKey.CPU)(double_sine)
+                twice.fallthrough(DispatchKey.AutogradCPU)
+            twice(x)
+    assert log == ["aten.sin.default", "aten.mul.Tensor", "twice_of_a_test"]

@@ -110,6 +110,8 @@ void show(const c10::OperatorHandle &op, DispatchKeySet keys, Stack *stack) {
             op.redispatchBoxed(python, stack);
             return;
         }
+        // `InferenceMode` brings the keys of its beginning back: the modes have left in it.
+        c10::impl::tls_set_dispatch_key_included(DispatchKey::Fake, false);
     }
     op.redispatchBoxed(keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, DispatchKey::Fake), stack);
 }
