@@ -8,13 +8,17 @@ tensors, the version counts. What is written elsewhere, such as a file, is not s
 
 from __future__ import annotations
 
+import array
 import collections
 import collections.abc
 import contextlib
+import contextvars
 import functools
+import hashlib
 import pickle
 import random
 import sys
+import threading
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _MOST_OBJECTS = 20_000  # of one part; if there are more, they may have changed
-_MOST_ITEMS = 1_000  # of one container; of a larger one, the size alone is compared
+_MOST_ITEMS = 5_000  # of one container; what the items of a larger one hold is not compared
 _CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
 _CALLABLES = (
     classmethod,
@@ -39,13 +43,20 @@ _CALLABLES = (
     types.MethodType,
 )
 _VALUES = frozenset({bool, int, float, complex, str, bytes, type(None)})
-_NAMES = ("forward", "__call__", "__getitem__", "__enter__", "__exit__")  # used without a word
+# Of the standard library, and with a state of the user's.
+_OPEN = (
+    types.SimpleNamespace,
+    collections.UserDict,
+    collections.UserList,
+    collections.ChainMap,
+    threading.local,
+)
 # Their state is their own: code that only calls functions of these does not change it.
 _LIBRARIES = ("torch", "swapkit", "numpy")
 
 
 class Surroundings:
-    """The state of what a function can reach, before it runs. The objects' own code never runs."""
+    """The state of what a function can reach, before it runs. Its methods are not called."""
 
     @untraced
     def __init__(self, roots: Sequence[object]) -> None:
@@ -97,16 +108,17 @@ class _Reach:
         self.found: list[tuple[Any, object]] = []
         self.waiting: collections.deque[object] = collections.deque(roots)
         self._seen: set[int] = set()
-        self._names = dict.fromkeys(_NAMES)  # that the code reached so far uses
-        # Of classes and modules only what the code names: the rest of a program is behind it.
-        self._named: dict[int, tuple[Mapping[str, object], set[str]]] = {}  # with those looked up
+        self._names = {"forward": None}  # that the code reached so far uses
+        # Of classes and modules only what the code names: the rest of a program is behind it. With
+        # the number of names that were looked up.
+        self._named: dict[int, tuple[Mapping[str, object], int]] = {}
 
     def look_up_names(self) -> bool:
         """Let the attributes of classes and modules wait that the code names; are there any?"""
-        for attributes, done in self._named.values():
-            fresh = [name for name in self._names if name not in done and name in attributes]
-            done.update(fresh)
-            self.waiting.extend(attributes[name] for name in fresh)
+        names = list(self._names)
+        for number, (attributes, done) in self._named.items():
+            self.waiting.extend(attributes[name] for name in names[done:] if name in attributes)
+            self._named[number] = attributes, len(names)
         return bool(self.waiting)
 
     def take(self, thing: Any) -> None:  # noqa: ANN401 - anything
@@ -127,12 +139,16 @@ class _Reach:
                 return (0 if thing.is_inference() else version_of(thing)), []
         if issubclass(kind, random.Random):
             return thing.getstate(), []
-        if kind.__module__.partition(".")[0] == "numpy":
-            return pickle.dumps(thing), []  # arrays and generators
+        if any(each.__module__.partition(".")[0] == "numpy" for each in kind.__mro__):
+            return _digest(thing), []  # arrays and generators
+        if issubclass(kind, bytearray | array.array):
+            return bytes(thing), []
         if issubclass(kind, collections.abc.Iterator):
             return object(), []  # a run may have advanced it
         inside = self._inside(thing, kind)
-        return len(inside), inside if len(inside) <= _MOST_ITEMS else []
+        if len(inside) <= _MOST_ITEMS:
+            return len(inside), inside
+        return hash(tuple(each if type(each) in _VALUES else id(each) for each in inside)), []
 
     def _inside(self, thing: Any, kind: type) -> list[object]:  # noqa: ANN401 - anything
         """Return what an object holds."""
@@ -146,7 +162,9 @@ class _Reach:
         if issubclass(kind, type | types.ModuleType):
             self._add_names(thing)
             return []
-        is_own = kind is types.SimpleNamespace or not _is_of_library(kind.__module__)
+        if issubclass(kind, contextvars.ContextVar):
+            return [thing.get(None)]
+        is_own = issubclass(kind, _OPEN) or not _is_of_library(kind.__module__)
         for each in kind.__mro__ if is_own else ():
             self._add_names(each)
         return _attributes(thing, kind) if is_own or issubclass(kind, torch.nn.Module) else []
@@ -157,7 +175,10 @@ class _Reach:
             kind = types.ModuleType if isinstance(thing, types.ModuleType) else type
             attributes = kind.__getattribute__(thing, "__dict__")
             module = attributes.get("__name__" if kind is types.ModuleType else "__module__")
-            self._named[id(thing)] = {} if _is_of_library(module) else attributes, set()
+            found = {} if _is_of_library(module) else attributes
+            self._named[id(thing)] = found, 0
+            if kind is type:  # methods that code calls without a name
+                self.waiting.extend(each for name, each in found.items() if name[:2] == "__")
 
     def _inside_callable(self, function: Any) -> list[object]:  # noqa: ANN401 - of _CALLABLES
         if isinstance(function, functools.partial):
@@ -167,7 +188,7 @@ class _Reach:
         if isinstance(function, types.MethodType):
             return [function.__self__, function.__func__]
         if isinstance(function, property):
-            return [function.fget]
+            return [function.fget, function.fset]
         if isinstance(function, staticmethod | classmethod):
             return [function.__func__]
         if _is_of_library(function.__module__):
@@ -180,16 +201,27 @@ class _Reach:
 
 
 def _names_of(code: types.CodeType) -> list[str]:
-    """Return the names that code uses, nested functions included."""
+    """Return the names that code may use, nested functions and texts included."""
     nested = [each for each in code.co_consts if isinstance(each, types.CodeType)]
-    return [*code.co_names, *[name for each in nested for name in _names_of(each)]]
+    texts = [each for each in code.co_consts if isinstance(each, str) and each.isidentifier()]
+    return [*code.co_names, *texts, *[name for each in nested for name in _names_of(each)]]
+
+
+def _digest(thing: object) -> bytes:
+    """Return a digest of an object of numpy. Large arrays are not copied."""
+    pieces: list[pickle.PickleBuffer] = []
+    digest = hashlib.blake2b(pickle.dumps(thing, protocol=5, buffer_callback=pieces.append))
+    for each in pieces:
+        digest.update(each.raw())
+    return digest.digest()
 
 
 def _attributes(thing: object, kind: type) -> list[object]:
     """Return the values of an object's attributes, slots included."""
     found = []
     try:
-        attributes = object.__getattribute__(thing, "__dict__")
+        owner: Any = threading.local if isinstance(thing, threading.local) else object
+        attributes = owner.__getattribute__(thing, "__dict__")
     except AttributeError:
         attributes = {}
     for each in kind.__mro__:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import collections
+import contextvars
 import functools
 import random
 import re
+import threading
 import types
 import warnings
 import weakref
@@ -123,43 +126,85 @@ class Slotted:
     def __init__(self) -> None:
         self.calls = 0
 
+    def __iadd__(self, number: int) -> Slotted:
+        type(self).total += number
+        return self
 
-@pytest.mark.parametrize("way", ["slot", "class", "own class", "module", "nested", "property"])
+
+CHANGES: dict[str, tuple[Any, Callable[[Any], object]]] = {
+    "large dict": (dict.fromkeys(range(9_000), 0), lambda held: held.update({5: 1})),
+    "user dict": (collections.UserDict(calls=0), lambda held: held.update(calls=1)),
+    "bytes": (bytearray(4), lambda held: held.append(1)),
+    "array": (np.zeros(4).view(np.recarray), lambda held: held.fill(1)),
+    "thread": (threading.local(), lambda held: setattr(held, "calls", 1)),
+    "context": (contextvars.ContextVar("calls"), lambda held: held.set(1)),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_outside_when_an_object_of_any_kind_changes_then_it_is_seen(kind: str) -> None:
+    held, change = CHANGES[kind]
+    around = Surroundings((held,))
+    assert not around.have_changed()
+    around = Surroundings((held,))
+    change(held)
+    assert around.have_changed()
+
+
+users: Any = types.ModuleType("users")
+
+
+class Part:
+    """Each method changes something, which its code names."""
+
+    factor = 1.0
+    held: Any = Slotted()
+
+    def slot(self) -> None:
+        self.held.calls += 1
+
+    def of_class(self) -> None:
+        Slotted.total += 1
+
+    def own_class(self) -> None:
+        self._count()
+
+    def _count(self) -> None:
+        type(self).factor += 1
+
+    def module(self) -> None:
+        users.calls = 1
+
+    def text(self) -> None:
+        setattr(users, "texts", 2)  # noqa: B010 - what is tested
+
+    def operator(self) -> None:
+        self.held += 1
+
+    def nested(self) -> None:
+        [_count_globally() for _ in range(2)]
+
+    def read_only(self) -> None:
+        _ = self.counted
+
+    @property
+    def counted(self) -> int:
+        return _count_globally()
+
+
+@pytest.mark.parametrize(
+    "way",
+    ["slot", "of_class", "own_class", "module", "text", "operator", "nested", "read_only"],
+)
 def test_outside_when_state_is_behind_a_name_that_the_code_uses_then_its_change_is_seen(
     way: str,
 ) -> None:
-    held, log = Slotted(), types.ModuleType("users")
-    log.calls = 0  # type: ignore[attr-defined]
-
-    class Part:
-        factor = 1.0
-
-        def forward(self) -> None:
-            if way == "slot":
-                held.calls += 1
-            elif way == "class":
-                Slotted.total += 1
-            elif way == "own class":
-                self._count()
-            elif way == "module":
-                log.calls += 1  # type: ignore[attr-defined]
-            elif way == "nested":
-                [_count_globally() for _ in range(2)]
-            else:
-                log.counted = self.counted  # type: ignore[attr-defined]
-
-        def _count(self) -> None:
-            type(self).factor += 1
-
-        @property
-        def counted(self) -> int:
-            return _count_globally()
-
-    part = Part()
-    around = Surroundings((part.forward,))
+    users.calls = users.texts = 0
+    run = getattr(Part(), way)
+    around = Surroundings((run,))
     assert not around.have_changed()
-    around = Surroundings((part,))
-    part.forward()
+    around = Surroundings((run,))
+    run()
     assert around.have_changed()
 
 
