@@ -28,7 +28,7 @@ from swapkit._runtime.torch_compat.internals import NoFunctionModes, version_of
 from swapkit._runtime.torch_compat.isolation import untraced
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 _MOST_OBJECTS = 20_000  # of one part; if there are more, they may have changed
 _MOST_ITEMS = 5_000  # of one container; what the items of a larger one hold is not compared
@@ -134,36 +134,25 @@ class _Reach:
 
     def _read(self, thing: Any, kind: type) -> tuple[object, list[object]]:  # noqa: ANN401
         """Return an object's own state, and what it holds."""
-        if issubclass(kind, torch.Tensor):
-            with NoFunctionModes():
-                return (0 if thing.is_inference() else version_of(thing)), []
-        if issubclass(kind, random.Random):
-            return thing.getstate(), []
+        for kinds, state_of in _STATES:
+            if issubclass(kind, kinds):
+                return state_of(thing), []
         if any(each.__module__.partition(".")[0] == "numpy" for each in kind.__mro__):
             return _digest(thing), []  # arrays and generators
-        if issubclass(kind, bytearray | array.array):
-            return bytes(thing), []
-        if issubclass(kind, collections.abc.Iterator):
-            return object(), []  # a run may have advanced it
-        inside = self._inside(thing, kind)
+        inside = _items(thing, kind)
+        if inside is None:
+            inside = self._inside(thing, kind)
         if len(inside) <= _MOST_ITEMS:
             return len(inside), inside
         return hash(tuple(each if type(each) in _VALUES else id(each) for each in inside)), []
 
     def _inside(self, thing: Any, kind: type) -> list[object]:  # noqa: ANN401 - anything
-        """Return what an object holds."""
-        if issubclass(kind, dict):
-            return [each for item in dict.items(thing) for each in item]
-        for container in _CONTAINERS:
-            if issubclass(kind, container):
-                return list(container.__iter__(thing))
+        """Return what an object holds that is no container."""
         if issubclass(kind, _CALLABLES):
             return self._inside_callable(thing)
         if issubclass(kind, type | types.ModuleType):
             self._add_names(thing)
             return []
-        if issubclass(kind, contextvars.ContextVar):
-            return [thing.get(None)]
         is_own = issubclass(kind, _OPEN) or not _is_of_library(kind.__module__)
         for each in kind.__mro__ if is_own else ():
             self._add_names(each)
@@ -198,6 +187,32 @@ class _Reach:
         cells = [each.cell_contents for each in function.__closure__ or () if _is_filled(each)]
         found = [function.__globals__[name] for name in names if name in function.__globals__]
         return [*cells, *found, function.__defaults__, function.__kwdefaults__]
+
+
+def _items(thing: Any, kind: type) -> list[object] | None:  # noqa: ANN401 - anything
+    """Return the items of a container; None: it is none."""
+    if issubclass(kind, dict):
+        return [each for item in dict.items(thing) for each in item]
+    if issubclass(kind, contextvars.ContextVar):
+        return [thing.get(None)]
+    for container in _CONTAINERS:
+        if issubclass(kind, container):
+            return list(container.__iter__(thing))
+    return None
+
+
+def _version(tensor: torch.Tensor) -> int:
+    with NoFunctionModes():
+        return 0 if tensor.is_inference() else version_of(tensor)
+
+
+# The states of objects that hold no others.
+_STATES: tuple[tuple[type | types.UnionType, Callable[[Any], object]], ...] = (
+    (torch.Tensor, _version),
+    (random.Random, random.Random.getstate),
+    (bytearray | array.array, bytes),
+    (collections.abc.Iterator, lambda _: object()),  # a run may have advanced it
+)
 
 
 def _names_of(code: types.CodeType) -> list[str]:
