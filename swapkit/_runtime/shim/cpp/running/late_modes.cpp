@@ -40,7 +40,8 @@ PyObject *modes_here() {
     if (!ThreadLocalPythonObjects::contains(place())) {
         return nullptr;
     }
-    return ThreadLocalPythonObjects::get(place())->ptr(c10::impl::getGlobalPyInterpreter());
+    const auto &held = ThreadLocalPythonObjects::get(place());
+    return held == nullptr ? nullptr : held->ptr(c10::impl::getGlobalPyInterpreter());
 }
 
 void set_modes(Ref<> modes) {
@@ -51,7 +52,7 @@ void set_modes(Ref<> modes) {
         auto held = std::make_shared<c10::SafePyObject>(modes.release(), interpreter);
         ThreadLocalPythonObjects::set(place(), std::move(held));
     } else if (ThreadLocalPythonObjects::contains(place())) {
-        ThreadLocalPythonObjects::erase(place());
+        ThreadLocalPythonObjects::set(place(), nullptr);
     }
 }
 
