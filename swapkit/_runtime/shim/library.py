@@ -350,5 +350,6 @@ def _load(library: Path) -> ModuleType:
         },
     )
     guards.hide_by(module.Hidden)
-    set_late_modes_of(module.late_modes, module.set_late_modes)
+    if torch.__version__ >= "2.13":  # 2.10 has Fake above Python, whose fallback hides it
+        set_late_modes_of(module.late_modes, module.set_late_modes)
     return module

@@ -24,7 +24,10 @@ from tests.programs import assert_same_bits
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = pytest.mark.usefixtures("installation", "uncompiled")
+pytestmark = [
+    pytest.mark.usefixtures("installation", "uncompiled"),
+    pytest.mark.skipif(torch.__version__ < "2.13", reason="Fake is above Python before torch 2.13"),
+]
 
 
 @pytest.fixture

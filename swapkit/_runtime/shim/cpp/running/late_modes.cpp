@@ -2,8 +2,8 @@
 //
 // Torch's composite operators and derivatives ask whether the thread has a dispatch mode, and if so
 // compute by another formula: the gradient of `prod` and a weighted `cross_entropy` then have other
-// bits. So our modes are not on torch's stack between operators. Fake, a key that torch leaves to
-// others, is included instead, and its fallback puts the innermost mode there for one operator.
+// bits. So our modes are not on torch's stack between operators. Fake, a key that torch up to 2.15
+// does not use, is included instead; its fallback puts the innermost mode there for one operator.
 // The modes and the key are among the thread's settings that torch gives to autograd's threads.
 #include "running/late_modes.hpp"
 
