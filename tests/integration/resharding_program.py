@@ -58,7 +58,7 @@ SCENARIOS = {
     "beside": Scenario(is_beside=True, microbatches=2),
     "evaluated": Scenario(evaluates=True, tokens=8),  # evaluations are most of a step, and gathers
     "tight": Scenario(share=0.9, tokens=768, speed=3e7),
-    "freed": Scenario(reshards=False, share=0.82, tokens=512, speed=1e8),
+    "freed": Scenario(reshards=False, share=0.82, tokens=512, speed=5e7),
     "silent": Scenario(silent=1),
     "failed": Scenario(fails=True),
 }
