@@ -125,12 +125,15 @@ PyObject *late_modes(PyObject *, PyObject *) {
 
 // set_late_modes(modes): replace this thread's modes. Return the number of the key Fake.
 PyObject *set_late_modes(PyObject *, PyObject *modes) {
-    // Never unregistered: other threads may be inside the fallback.
-    static auto &registered =
-        *new c10::RegistrationHandleRAII(c10::Dispatcher::singleton().registerFallback(
+    // Never unregistered: other threads may be inside the fallback. A second shim in the process
+    // uses that of the first one: the modes are in the same place.
+    auto &dispatcher = c10::Dispatcher::singleton();
+    if (!dispatcher.hasBackendFallbackForDispatchKey(DispatchKey::Fake)) {
+        static auto &registered = *new c10::RegistrationHandleRAII(dispatcher.registerFallback(
             DispatchKey::Fake, c10::KernelFunction::makeFromBoxedFunction<&show>(),
             "swapkit: dispatch modes"));
-    (void)registered;
+        (void)registered;
+    }
     if (!PyTuple_Check(modes)) {
         PyErr_SetString(PyExc_TypeError, "expected a tuple of modes");
         return nullptr;
