@@ -9,12 +9,12 @@ longer (`SeeingMode`). Nor are modes in programs that compile: code is compiled 
 from __future__ import annotations
 
 import contextlib
-import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from swapkit._runtime.thread_state import thread_state
 from swapkit._runtime.torch_compat.compiled_code import may_compile
+from swapkit._runtime.torch_compat.fork_locks import make_fork_lock
 from swapkit._runtime.torch_compat.internals import (
     NO_TASK,
     DispatchKey,
@@ -126,7 +126,7 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 flags.append(is_inside)
 
 
-_lock = threading.Lock()
+_lock = make_fork_lock()
 _shown: set[str] = set()  # names of operators of `torch.ops.higher_order`
 
 

@@ -20,7 +20,7 @@ from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.shim import build as shim_build
 from swapkit._runtime.shim import library as shim
 from swapkit._runtime.shim.user_cache import find_cached
-from swapkit._runtime.torch_compat import isolation
+from swapkit._runtime.torch_compat import dispatch_modes, isolation
 from swapkit.errors import NativeBuildError
 
 if TYPE_CHECKING:
@@ -43,8 +43,10 @@ def usual() -> Path:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    # A library that is loaded a second time counts for itself what this process hides.
+    # A library that is loaded a second time has its own of what this process hides and shows.
     monkeypatch.setattr(isolation, "_make_hidden", isolation._make_hidden)
+    for name in ("_get_late", "_set_late"):
+        monkeypatch.setattr(dispatch_modes, name, getattr(dispatch_modes, name))
     return tmp_path / "swapkit"
 
 

@@ -101,10 +101,6 @@ bool gives_bare(const c10::OperatorHandle &op) {
 void show(const c10::OperatorHandle &op, DispatchKeySet keys, Stack *stack) {
     constexpr DispatchKeySet python({DispatchKey::PythonTLSSnapshot, DispatchKey::Python});
     bool is_hidden = c10::impl::tls_is_dispatch_key_excluded(DispatchKey::Python);
-    if (!is_hidden && TorchDispatchModeTLS::stack_len() > 0) {
-        op.redispatchBoxed(python, stack); // a mode entered later, where this key is above Python
-        return;
-    }
     if (!is_hidden && !gives_bare(op)) {
         Shown shown;
         if (shown.is_shown) {
@@ -125,15 +121,13 @@ PyObject *late_modes(PyObject *, PyObject *) {
 
 // set_late_modes(modes): replace this thread's modes. Return the number of the key Fake.
 PyObject *set_late_modes(PyObject *, PyObject *modes) {
-    // Never unregistered: other threads may be inside the fallback. A second shim in the process
-    // uses that of the first one: the modes are in the same place.
-    auto &dispatcher = c10::Dispatcher::singleton();
-    if (!dispatcher.hasBackendFallbackForDispatchKey(DispatchKey::Fake)) {
-        static auto &registered = *new c10::RegistrationHandleRAII(dispatcher.registerFallback(
+    // Never unregistered: other threads may be inside the fallback. Raises if the key has another
+    // one, which would keep operators from the modes without a word.
+    static auto &registered =
+        *new c10::RegistrationHandleRAII(c10::Dispatcher::singleton().registerFallback(
             DispatchKey::Fake, c10::KernelFunction::makeFromBoxedFunction<&show>(),
             "swapkit: dispatch modes"));
-        (void)registered;
-    }
+    (void)registered;
     if (!PyTuple_Check(modes)) {
         PyErr_SetString(PyExc_TypeError, "expected a tuple of modes");
         return nullptr;
