@@ -235,21 +235,21 @@ class PlanMaker:
 
     def prepare(self) -> MakePlansBeside:
         """Return a function that makes plans on any thread: it holds plain values only."""
-        try:
-            target = self._find_target()
-        except InfeasibleBudget as error:
-            return partial(_refuse, str(error), error.least_bytes)
-        return partial(make_placed_plans, target=target, policy=self._config.policy)
+        return self._for_target(make_placed_plans)
 
     def _prepare_lean(self, most_seconds: float) -> MakePlans:
         """Return a function that makes the plan with the least memory within a time."""
-        policy = self._config.policy
-        assert isinstance(policy, str)
+        return self._for_target(make_lean_plans, most_seconds=most_seconds)
+
+    def _for_target(
+        self, make_plans: Callable[..., tuple[Plan, ...]], **options: float
+    ) -> Callable[..., tuple[Plan, ...]]:
+        """Return a function that makes plans for this machine and the budget of ranks alike."""
         try:
             target = self._find_target()
         except InfeasibleBudget as error:
             return partial(_refuse, str(error), error.least_bytes)
-        return partial(make_lean_plans, most_seconds=most_seconds, target=target, policy=policy)
+        return partial(make_plans, target=target, policy=self._config.policy, **options)
 
     def _find_target(self) -> PlanTarget:
         """Return what plans are for; raise InfeasibleBudget if there can be none."""
