@@ -93,6 +93,18 @@ def installation() -> Iterator[Installation]:
 
 
 @pytest.fixture
+def late_modes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let dispatch modes be late, although other tests have compiled code."""
+    import torch
+
+    from swapkit._runtime.torch_compat import dispatch_modes
+
+    if torch.__version__ < "2.13":
+        pytest.skip("modes are late from torch 2.13 on")
+    monkeypatch.setattr(dispatch_modes, "may_compile", lambda: False)
+
+
+@pytest.fixture
 def no_collector() -> Iterator[None]:
     """Let only reference counts free anything."""
     gc.collect()

@@ -64,7 +64,7 @@ def test_region_when_interrupted_anywhere_then_nothing_of_it_is_left_open(
     assert torch.autograd.graph.disable_saved_tensors_hooks is hooks._disable
 
 
-@pytest.mark.skipif(torch.__version__ < "2.13", reason="modes are late from torch 2.13 on")
+@pytest.mark.usefixtures("late_modes")
 @pytest.mark.parametrize(
     "options", [{"save": ["addmm"], "check_values": True}, {"offload": ["mm"]}]
 )
@@ -73,7 +73,6 @@ def test_region_with_modes_when_interrupted_as_one_is_entered_then_none_is_left(
     again: bool, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     region: nn.Module = swapkit.checkpoint(nn.Sequential(nn.Linear(WIDTH, WIDTH)), **options)
-    monkeypatch.setattr(dispatch_modes, "may_compile", lambda: False)  # other tests have compiled
     replace = dispatch_modes._set_late
     assert replace is not None
     entered = 0

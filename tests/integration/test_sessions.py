@@ -15,7 +15,6 @@ from torch.utils.flop_counter import FlopCounterMode
 import swapkit
 from swapkit._runtime.control import plan_maker
 from swapkit._runtime.machine.measured_machine import measure_machine
-from swapkit._runtime.torch_compat import dispatch_modes
 from swapkit._runtime.torch_compat.dispatch_modes import mode_stack
 from swapkit.errors import InvalidArgument, SessionError
 from swapkit.ir.plans import Action, Decision, Plan
@@ -322,11 +321,10 @@ def test_plan_when_there_is_none_yet_then_it_cannot_be_saved(tmp_path: Any) -> N
         session.save_plan(tmp_path / "plan.json")
 
 
-@pytest.mark.skipif(torch.__version__ < "2.13", reason="modes are late from torch 2.13 on")
-def test_steps_when_the_users_mode_is_around_the_forward_then_they_are_recorded_and_it_goes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(dispatch_modes, "may_compile", lambda: False)  # other tests have compiled
+@pytest.mark.usefixtures("late_modes")
+def test_steps_when_the_users_mode_is_around_the_forward_then_they_are_recorded_and_it_goes() -> (
+    None
+):
     plain, training = train_plainly(make_training, STABLE_WITHIN), make_training()
     run, counts = training.forward, []
 

@@ -24,16 +24,7 @@ from tests.programs import assert_same_bits
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = [
-    pytest.mark.usefixtures("installation", "uncompiled"),
-    pytest.mark.skipif(torch.__version__ < "2.13", reason="Fake is above Python before torch 2.13"),
-]
-
-
-@pytest.fixture
-def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget that other tests have compiled code."""
-    monkeypatch.setattr(dispatch_modes, "may_compile", lambda: False)
+pytestmark = pytest.mark.usefixtures("installation", "late_modes")
 
 
 class Seeing(DispatchMode):
