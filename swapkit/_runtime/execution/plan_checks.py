@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from swapkit._runtime.torch_compat.internals import pytree, submodules_of
+from swapkit._runtime.torch_compat.isolation import unseen
 from swapkit.errors import PlanMismatch
 from swapkit.planning.selection.given import SWITCHED
 from swapkit.units import format_bytes
@@ -24,6 +25,7 @@ HEAVIER = 1 / 256
 MOST_LOOKS = 1 << 14
 
 
+@unseen
 def sign(module: torch.nn.Module, inputs: object) -> str:
     """Return a signature that is equal for steps with the same kind of inputs.
 
@@ -43,6 +45,7 @@ def sign(module: torch.nn.Module, inputs: object) -> str:
     return _hash("\n".join(parts)) + end
 
 
+@unseen
 def find_form(inputs: object, signature: str) -> tuple[str, int]:
     """Return text that is equal for inputs that differ only in size, and the inputs' elements.
 

@@ -24,7 +24,7 @@ from swapkit._runtime.torch_compat.internals import (
     storage_from_weak,
     weak_storage,
 )
-from swapkit._runtime.torch_compat.isolation import hidden, untraced
+from swapkit._runtime.torch_compat.isolation import hidden, unseen, untraced
 from swapkit._runtime.torch_compat.plain_tensors import has_bytes
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ class Evidence(OwnMode):
         self._begin(pytree.tree_leaves(results), only_new=True)
         return results
 
+    @unseen
     def has_changed(self) -> bool:
         """Return whether an unseen write has, or may have, changed memory so far."""
         there = {key: found for key, era in self._eras.items() if (found := era.storage)}
@@ -117,6 +118,7 @@ class Evidence(OwnMode):
         with hidden():
             return self._checksums.take(_view(storage)) if storage.nbytes() else None
 
+    @unseen
     def _look(self, leaves: Iterable[object]) -> None:
         for tensor in filter(_is_looked_at, leaves):
             assert isinstance(tensor, torch.Tensor)
@@ -129,6 +131,7 @@ class Evidence(OwnMode):
                 self._pairs.append((era.last, now))
                 era.last = now
 
+    @unseen
     def _begin(self, leaves: Iterable[object], *, only_new: bool = False) -> None:
         for tensor in filter(_is_looked_at, leaves):
             assert isinstance(tensor, torch.Tensor)

@@ -31,6 +31,7 @@ from swapkit._runtime.optimizer.state_slots import find_slots, local_part
 from swapkit._runtime.saved.device import CPU
 from swapkit._runtime.thread_state import tries_memory
 from swapkit._runtime.torch_compat.internals import step_pre_hooks_of
+from swapkit._runtime.torch_compat.isolation import unseen
 from swapkit.errors import SessionError
 from swapkit.texts import get_logger
 
@@ -299,17 +300,26 @@ class OptimizerStates:
             self._mover.land(arrivals)
             following = chunks[index + 1] if index + 1 < len(chunks) else None
             arrivals = self._fetch_ahead(following, limit_bytes - chunk.nbytes)
-            held = {
-                tensor
-                for param in chunk.params
-                for tensor in self._mover.find_held(self._slots_of(param), param.device)
-            }
+            held = self._find_held(chunk)
             given = {**chunk.group, "params": chunk.params}
             yield given
             take_over(given, chunk.group)
-            for param in chunk.params:
-                self._mover.send(self._slots_of(param), param.device, held)
+            self._send(chunk, held)
 
+    @unseen
+    def _find_held(self, chunk: Chunk) -> set[int]:
+        return {
+            tensor
+            for param in chunk.params
+            for tensor in self._mover.find_held(self._slots_of(param), param.device)
+        }
+
+    @unseen
+    def _send(self, chunk: Chunk, held: set[int]) -> None:
+        for param in chunk.params:
+            self._mover.send(self._slots_of(param), param.device, held)
+
+    @unseen
     def _plan(self, groups: list[Group]) -> tuple[list[Chunk], int]:
         """Return the chunks of a step, and the maximum bytes of states on the device."""
         sizes = [[self._weigh(param) for param in group["params"]] for group in groups]
@@ -339,6 +349,7 @@ class OptimizerStates:
         optimizer = self._optimizer()
         return [] if optimizer is None else find_slots(optimizer.state.get(param))
 
+    @unseen
     def _fetch(self, chunk: Chunk, room_bytes: int) -> list[Arrival]:
         """Start copying a chunk in, once at most `room_bytes` of others are being copied out."""
         self._mover.settle(max(0, room_bytes), strip=True)

@@ -10,6 +10,7 @@ import torch
 
 from swapkit._runtime.optimizer.state_mover import NO_ROOM
 from swapkit._runtime.optimizer.state_slots import find_slots
+from swapkit._runtime.torch_compat.isolation import unseen
 from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ def find_states(
     return found
 
 
+@unseen
 def find_places(optimizer: torch.optim.Optimizer, mover: StateMover) -> StatePlaces:
     """Return where an optimizer's states are between two steps."""
     places = StatePlaces(of=type(optimizer).__name__)

@@ -14,7 +14,7 @@ import torch
 
 from swapkit._runtime.recompute.arguments import Template
 from swapkit._runtime.recompute.kinds import kind_of, kind_of_tensor, number_of, options_of
-from swapkit._runtime.torch_compat.isolation import untraced_itself
+from swapkit._runtime.torch_compat.isolation import unseen, untraced_itself
 from swapkit.texts import printable
 
 if TYPE_CHECKING:
@@ -24,8 +24,9 @@ _Value = TypeVar("_Value")
 
 _MOST_KNOWN = 4096  # findings: one for each function and kind of arguments
 RUN_ONCE = (
-    "Its results and gradients do not change, but side effects happen twice that swapkit does not "
-    "see, such as output. To let it run once, keep what it saves: swapkit.keep(module)"
+    "As far as swapkit sees, nothing outside of it has changed; side effects that swapkit does not "
+    "see, such as output, happen twice. To let it run once, keep what it saves: "
+    "swapkit.keep(module)"
 )
 RUN_TWICE = (
     "It does not run a second time, since it changes objects or tensors outside of itself. To save "
@@ -39,6 +40,7 @@ class RegionCall:
 
     __slots__ = ("args", "function", "key", "kwargs", "tensors")
 
+    @unseen
     def __init__(
         self,
         function: Callable[..., Any],

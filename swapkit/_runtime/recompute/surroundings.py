@@ -3,7 +3,8 @@
 The objects that a function can reach are noted before its first run and compared after it: the
 module and its submodules, the arguments, the variables and global names that the function and the
 Python functions it names use, and the attributes of classes and modules by these names. For
-tensors, the version counts. What is written elsewhere, such as a file, is not seen.
+tensors, the version counts, and that of the gradient. What is written elsewhere, such as a file,
+is not seen.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import random
 import sys
 import threading
 import types
+from _ctypes import _SimpleCData
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,6 +33,7 @@ from swapkit._runtime.torch_compat.isolation import untraced
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+CData = _SimpleCData.__base__  # of all objects of ctypes
 _MOST_OBJECTS = 20_000  # of one part; if there are more, they may have changed
 _MOST_ITEMS = 5_000  # of one container; what the items of a larger one hold is not compared
 _CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
@@ -42,14 +46,12 @@ _CALLABLES = (
     types.FunctionType,
     types.MethodType,
 )
+_MOST_BYTES = 4 << 30  # of one array of numpy; a larger one may have changed
+_FEW_BYTES, _PIECE = 1 << 20, 1 << 16
 _VALUES = frozenset({bool, int, float, complex, str, bytes, type(None)})
-# Of the standard library, and with a state of the user's.
-_OPEN = (
-    types.SimpleNamespace,
-    collections.UserDict,
-    collections.UserList,
-    collections.ChainMap,
-    threading.local,
+# Of libraries, and with a state of the user's in attributes. Objects of others cache there, too.
+_OPEN = frozenset(
+    {"_thread", "argparse", "collections", "os", "queue", "threading", "torch", "types", "weakref"}
 )
 # Their state is their own: code that only calls functions of these does not change it.
 _LIBRARIES = ("torch", "swapkit", "numpy")
@@ -137,6 +139,10 @@ class _Reach:
         for kinds, state_of in _STATES:
             if issubclass(kind, kinds):
                 return state_of(thing), []
+        if issubclass(kind, torch.Tensor):
+            return _version(thing), [*vars(thing).values(), _gradient(thing)]
+        if issubclass(kind, _CACHED):
+            return thing.cache_info(), [thing.__wrapped__, vars(thing)]
         if any(each.__module__.partition(".")[0] == "numpy" for each in kind.__mro__):
             return _digest(thing), []  # arrays and generators
         inside = _items(thing, kind)
@@ -153,10 +159,11 @@ class _Reach:
         if issubclass(kind, type | types.ModuleType):
             self._add_names(thing)
             return []
-        is_own = issubclass(kind, _OPEN) or not _is_of_library(kind.__module__)
+        is_own = not _is_of_library(kind.__module__)
         for each in kind.__mro__ if is_own else ():
             self._add_names(each)
-        return _attributes(thing, kind) if is_own or issubclass(kind, torch.nn.Module) else []
+        is_open = is_own or kind.__module__.partition(".")[0] in _OPEN
+        return _attributes(thing, kind) if is_open else []
 
     def _add_names(self, thing: type | types.ModuleType) -> None:
         """Reach the attributes of a class or a module, of no library, that the code names."""
@@ -186,7 +193,8 @@ class _Reach:
         self._names.update(names)
         cells = [each.cell_contents for each in function.__closure__ or () if _is_filled(each)]
         found = [function.__globals__[name] for name in names if name in function.__globals__]
-        return [*cells, *found, function.__defaults__, function.__kwdefaults__]
+        own = (function.__defaults__, function.__kwdefaults__, vars(function))
+        return [*cells, *found, *own]
 
 
 def _items(thing: Any, kind: type) -> list[object] | None:  # noqa: ANN401 - anything
@@ -206,11 +214,18 @@ def _version(tensor: torch.Tensor) -> int:
         return 0 if tensor.is_inference() else version_of(tensor)
 
 
+def _gradient(tensor: torch.Tensor) -> torch.Tensor | None:
+    with NoFunctionModes():
+        return tensor.grad if tensor.is_leaf else None  # torch warns for others
+
+
+_CACHED = type(functools.lru_cache(lambda: None))
 # The states of objects that hold no others.
 _STATES: tuple[tuple[type | types.UnionType, Callable[[Any], object]], ...] = (
-    (torch.Tensor, _version),
+    (torch.Generator, lambda generator: bytes(generator.get_state().numpy())),
     (random.Random, random.Random.getstate),
-    (bytearray | array.array, bytes),
+    (bytearray | array.array | memoryview | CData, bytes),
+    (SimpleQueue, SimpleQueue.qsize),
     (collections.abc.Iterator, lambda _: object()),  # a run may have advanced it
 )
 
@@ -222,12 +237,30 @@ def _names_of(code: types.CodeType) -> list[str]:
     return [*code.co_names, *texts, *[name for each in nested for name in _names_of(each)]]
 
 
-def _digest(thing: object) -> bytes:
-    """Return a digest of an object of numpy. Large arrays are not copied."""
-    pieces: list[pickle.PickleBuffer] = []
-    digest = hashlib.blake2b(pickle.dumps(thing, protocol=5, buffer_callback=pieces.append))
-    for each in pieces:
-        digest.update(each.raw())
+def _digest(thing: Any) -> bytes:  # noqa: ANN401 - of numpy
+    """Return a digest of an object of numpy. Large arrays are neither copied nor pickled.
+
+    Raises:
+        BufferError: an array is too large to be read twice.
+    """
+    numpy: Any = sys.modules["numpy"]
+    if not isinstance(thing, numpy.ndarray) or thing.dtype.hasobject:
+        return hashlib.blake2b(pickle.dumps(thing)).digest()
+    array = thing.view(numpy.ndarray)
+    if not array.flags.writeable:
+        return b""
+    if array.nbytes > _MOST_BYTES:
+        raise BufferError
+    digest = hashlib.blake2b(repr((array.shape, array.strides, array.dtype)).encode())
+    if not array.flags.forc or array.nbytes <= _FEW_BYTES:
+        for row in array if array.nbytes > _FEW_BYTES and array.ndim > 1 else (array,):
+            digest.update(row.tobytes())
+        return digest.digest()
+    words = array.reshape(-1, order="A").view(numpy.uint8)
+    whole = words[: len(words) // _PIECE * _PIECE].view(numpy.uint64)
+    # A sum of each piece is read as fast as memory, a digest of all bytes ten times slower.
+    digest.update(whole.reshape(-1, _PIECE // 8).sum(axis=1).tobytes())
+    digest.update(words[whole.nbytes :].tobytes())
     return digest.digest()
 
 

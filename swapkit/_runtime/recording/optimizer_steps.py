@@ -9,6 +9,7 @@ import torch
 
 from swapkit._runtime.model import global_hooks
 from swapkit._runtime.torch_compat.internals import NO_TASK, graph_task
+from swapkit._runtime.torch_compat.isolation import unseen
 from swapkit.ir.traces import Kind, Phase
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Optimizers:
             self.look()
         self._notes = None  # break the cycle
 
+    @unseen
     def add_state(self, tensor: torch.Tensor) -> None:
         """Note a parameter or buffer."""
         known = self._parameters.get(id(tensor))
@@ -78,6 +80,7 @@ class Optimizers:
             self.look()
         return Phase.FORWARD
 
+    @unseen
     def look(self) -> None:
         """Look for new gradients and optimizer states."""
         for reference in self._parameters.values():

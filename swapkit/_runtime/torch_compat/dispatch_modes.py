@@ -2,8 +2,8 @@
 
 Torch takes other formulas, with other bits, where its stack has a mode. So ours are *late*: torch's
 stack has them only while an operator passes them (`shim/cpp/running/late_modes.cpp`). Modes inside
-of a foreign one are not, as torch takes the other formulas there anyway, but for those that stay
-longer (`SeeingMode`). Nor are modes in programs that compile: code is compiled for a set of keys.
+of a foreign one are not, as torch takes the other formulas there anyway. Nor are modes in programs
+that compile: code is compiled for a set of keys.
 """
 
 from __future__ import annotations
@@ -80,10 +80,7 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return True
 
     def __enter__(self) -> Self:
-        is_inside = count_modes() and (
-            not isinstance(self, SeeingMode) or mode_of_kind(ModeKind.FAKE) is not None
-        )
-        if is_inside or _set_late is None or may_compile():
+        if count_modes() or _set_late is None or may_compile():
             super().__enter__()  # type: ignore[no-untyped-call]
             return self
         _show_higher_order_operators(DispatchKey(_set_late((*_get_late(), self))))
@@ -100,17 +97,11 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             _set_late(tuple(mode for mode in late if mode is not self))
             return
         stack = _stack()
-        if not any(mode is self for mode in stack):
-            return
-        inner: list[TorchDispatchMode] = []
-        # With torch's own `__enter__` and `__exit__`: side effects of subclasses are not repeated.
-        while stack[-1] is not self:
-            inner.append(stack.pop())
-            TorchDispatchMode.__exit__(inner[-1], None, None, None)  # type: ignore[no-untyped-call]
-        self._restore_flags(is_inside=len(stack) > 1)
-        TorchDispatchMode.__exit__(self, None, None, None)  # type: ignore[no-untyped-call]
-        for mode in reversed(inner):
-            TorchDispatchMode.__enter__(mode)  # type: ignore[no-untyped-call]
+        for at, mode in enumerate(stack):
+            if mode is self:
+                with _aside(stack[at + 1 :]):
+                    self._restore_flags(is_inside=at > 0)
+                    TorchDispatchMode.__exit__(self, None, None, None)  # type: ignore[no-untyped-call]
 
     def _restore_flags(self, *, is_inside: bool) -> None:
         """Restore the flags that torch pops, if an interruption ended an exit before the stack pop.
@@ -124,6 +115,21 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         ):
             if not flags:
                 flags.append(is_inside)
+
+
+@contextlib.contextmanager
+def _aside(modes: Sequence[TorchDispatchMode]) -> Iterator[None]:
+    """Take the innermost modes off torch's stack, and put them back.
+
+    With torch's own `__exit__` and `__enter__`: side effects of subclasses are not repeated.
+    """
+    for mode in reversed(modes):
+        TorchDispatchMode.__exit__(mode, None, None, None)  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        for mode in modes:
+            TorchDispatchMode.__enter__(mode)  # type: ignore[no-untyped-call]
 
 
 _lock = make_fork_lock()
@@ -165,6 +171,13 @@ def _run_higher_order(
         _set_late((*_get_late(), mode))
 
 
+def renew_late() -> None:
+    """Show operators to this thread's late modes again: a guard of all keys may have ended that."""
+    late = _get_late()
+    if late and _set_late is not None:
+        _set_late(late)
+
+
 @contextlib.contextmanager
 def entered(modes: Sequence[DispatchMode]) -> Iterator[None]:
     """Enter modes, the last one innermost. Leave all of them, even if a signal handler raises."""
@@ -197,6 +210,11 @@ class SeeingMode(DispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._task = graph_task()
         self._left = thread_state.left_modes  # this thread's
+
+    def __enter__(self) -> Self:
+        # Outside of foreign modes: they end earlier, and torch's exit takes the innermost mode off.
+        with _aside([] if mode_of_kind(ModeKind.FAKE) is not None else _stack()):
+            return super().__enter__()
 
     @property
     def sees(self) -> bool:

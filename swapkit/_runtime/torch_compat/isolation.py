@@ -51,6 +51,18 @@ def _leave_alone(function: _Function, callees: FrameAction) -> _Function:
     return function
 
 
+def unseen(function: _Function) -> _Function:
+    """Hide a function's calls of torch from the user's function modes. It calls no user code."""
+
+    @untraced
+    @functools.wraps(function)
+    def run(*args: object, **kwargs: object) -> object:
+        with NoFunctionModes():
+            return function(*args, **kwargs)
+
+    return cast("_Function", run)
+
+
 def hidden() -> contextlib.AbstractContextManager[object]:
     """Return a context manager that hides operators from user modes, subclasses and transforms."""
     return _make_hidden()

@@ -10,6 +10,7 @@ import torch
 from swapkit._runtime.model import global_hooks
 from swapkit._runtime.model.model_parts import parts_of
 from swapkit._runtime.model.tracker import NO_MODULE
+from swapkit._runtime.torch_compat.dispatch_modes import renew_late
 from swapkit._runtime.torch_compat.internals import NO_TASK, graph_task
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ class Calls:
         meet, is_here = self._meet, self._is_here  # read once: another thread may call `stop`
         if meet is None or is_here is None or not is_here():
             return
+        renew_late()
         if id(module) not in self._met:
             self._met.add(id(module))
             meet(module)

@@ -16,6 +16,7 @@ import torch
 
 from swapkit._runtime.recording.tables.blocks import ALIVE
 from swapkit._runtime.torch_compat.internals import fix_weak_storage, storage_id
+from swapkit._runtime.torch_compat.isolation import unseen
 from swapkit._runtime.torch_compat.wrappers import tensors_inside
 from swapkit.ir.traces import BEFORE, Kind
 
@@ -119,6 +120,7 @@ class Storages:
         number = self.known(tensor)
         return self.add(tensor, birth, kind) if number is None else number
 
+    @unseen
     def add(self, tensor: torch.Tensor, birth: int, kind: Kind = Kind.ACTIVATION) -> int | None:
         """Add a tensor's storage and return its number; None: it is not new, or there is none."""
         try:
@@ -146,6 +148,7 @@ class Storages:
         self._watch(storage, address, number, memory)
         return number
 
+    @unseen
     def state(self, tensor: torch.Tensor, kind: Kind) -> None:
         """Note the kind of a tensor's storage, or of those inside a wrapper.
 

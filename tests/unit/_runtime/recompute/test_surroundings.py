@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import collections
 import contextvars
+import ctypes
 import functools
+import queue
 import random
 import re
 import threading
+import tracemalloc
 import types
 import warnings
 import weakref
@@ -24,6 +27,7 @@ from tests.unit._runtime.recompute.test_captured import RUNS, SIDE, gradient, le
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("installation")
 
@@ -131,6 +135,20 @@ class Slotted:
         return self
 
 
+@functools.cache
+def cached(number: int) -> int:
+    return number
+
+
+def set_gradient(tensor: torch.Tensor) -> None:
+    tensor.grad = torch.ones(2)
+
+
+def named() -> None:
+    pass
+
+
+LARGE = np.zeros((3, 1 << 18))
 CHANGES: dict[str, tuple[Any, Callable[[Any], object]]] = {
     "large dict": (dict.fromkeys(range(9_000), 0), lambda held: held.update({5: 1})),
     "user dict": (collections.UserDict(calls=0), lambda held: held.update(calls=1)),
@@ -138,6 +156,22 @@ CHANGES: dict[str, tuple[Any, Callable[[Any], object]]] = {
     "array": (np.zeros(4).view(np.recarray), lambda held: held.fill(1)),
     "thread": (threading.local(), lambda held: setattr(held, "calls", 1)),
     "context": (contextvars.ContextVar("calls"), lambda held: held.set(1)),
+    "large array": (LARGE, lambda held: held.__setitem__((2, -1), 1)),
+    "part of an array": (LARGE[:, ::2], lambda held: held.__setitem__((1, 7), 1)),
+    "array of objects": (np.array([[]], object), lambda held: held.resize((2, 2), refcheck=False)),
+    "function": (named, lambda held: setattr(held, "calls", 1)),
+    "cache": (cached, lambda held: held(1)),
+    "queue": (queue.Queue(), lambda held: held.put(1)),
+    "simple queue": (queue.SimpleQueue(), lambda held: held.put(1)),
+    "number of C": (ctypes.c_int(), lambda held: setattr(held, "value", 1)),
+    "memory": (memoryview(bytearray(2)), lambda held: held.__setitem__(0, 1)),
+    "generator": (torch.Generator(), lambda held: torch.rand(1, generator=held)),
+    "tensor": (torch.zeros(2), lambda held: setattr(held, "calls", 1)),
+    "gradient": (torch.zeros(2, requires_grad=True), set_gradient),
+    "optimizer": (
+        torch.optim.SGD([torch.zeros(2)]),
+        lambda held: held.param_groups[0].update(lr=2.0),
+    ),
 }
 
 
@@ -149,6 +183,33 @@ def test_outside_when_an_object_of_any_kind_changes_then_it_is_seen(kind: str) -
     around = Surroundings((held,))
     change(held)
     assert around.have_changed()
+
+
+@pytest.mark.parametrize("kind", ["array", "file", "subclass"])
+def test_outside_when_a_large_array_is_read_then_it_is_not_copied(
+    kind: str, tmp_path: Path
+) -> None:
+    shape = (64, 1 << 16)  # 32 MiB
+    held: Any = np.zeros(shape)
+    if kind == "file":
+        held = np.memmap(tmp_path / "table", np.float64, "w+", shape=shape)
+    elif kind == "subclass":
+        held = held.view(np.recarray)
+    tracemalloc.start()
+    assert not Surroundings((held,)).have_changed()
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 4 << 20
+
+
+def test_outside_when_an_array_is_too_large_to_read_then_it_may_have_changed(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "table"
+    held = np.memmap(path, np.uint8, "w+", shape=5 << 30)  # a sparse file
+    assert Surroundings((held,)).have_changed()
+    held = np.memmap(path, np.uint8, "r", shape=5 << 30)  # a part cannot write to it
+    assert not Surroundings((held,)).have_changed()
 
 
 users: Any = types.ModuleType("users")

@@ -6,6 +6,7 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
@@ -38,6 +39,10 @@ class Seeing(DispatchMode):
         del types
         self.log.append(f"{self.name}{func}")
         return func(*args, **(kwargs or {}))
+
+
+class Named(torch.Tensor):
+    pass
 
 
 class Foreign(TorchDispatchMode):
@@ -118,6 +123,12 @@ def test_modes_when_a_subclass_or_parameter_is_made_then_as_without() -> None:
         pair = TwoTensor(torch.ones(2), torch.ones(2)).exp()
         assert type(pair) is TwoTensor
         assert type(torch.nn.Parameter(torch.ones(2))) is torch.nn.Parameter
+        for given in ([1.0, 2.0], (2, 3), (), np.ones(2), torch.Size([2]), torch.ones(2)):
+            made = Named(*given) if isinstance(given, tuple) else Named(given)
+            assert type(made) is Named
+        data = torch.empty(2)
+        data.fill_(3.0)
+        assert data._version == 1
         with torch._C._DisableTorchDispatch():
             torch.ones(2).tanh()
     assert log.count("aten.exp.default") == 2

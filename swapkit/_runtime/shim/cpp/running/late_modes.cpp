@@ -8,6 +8,7 @@
 #include "running/late_modes.hpp"
 
 #include "python/failures.hpp"
+#include "saved/tensors.hpp"
 
 #include <ATen/ThreadLocalPythonObjects.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -15,6 +16,8 @@
 #include <c10/core/impl/PyInterpreterHooks.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
+#include <algorithm>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <utility>
@@ -90,12 +93,39 @@ class Shown {
     bool is_shown = false;
 };
 
-// Torch makes objects of subclasses from the results of these two operators, while it puts all
-// modes of its stack aside: they must not be Python objects yet, as a mode's results are.
+c10::OperatorHandle find(const char *name, const char *overload = "") {
+    return c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
+}
+
+// Torch makes objects of subclasses from the results of these operators, while it puts all modes of
+// its stack aside: they must not be Python objects yet, as a mode's operands and results are. None
+// of these touches memory.
 bool gives_bare(const c10::OperatorHandle &op) {
-    static const auto detach = c10::Dispatcher::singleton().findSchemaOrThrow("aten::detach", "");
-    static const auto alias = c10::Dispatcher::singleton().findSchemaOrThrow("aten::alias", "");
-    return op == detach || op == alias;
+    static const c10::OperatorHandle all[] = {find("aten::detach"), find("aten::alias"),
+                                              find("aten::lift_fresh")};
+    return std::find(std::begin(all), std::end(all), op) != std::end(all);
+}
+
+// Whether only the stack holds a tensor: with its Python object, which counts as one more holder.
+bool is_alone(const at::Tensor &made) {
+    WithPython python;
+    Ref<> object = Ref<>::steal(wrap(made.unsafeGetTensorImpl()));
+    return object && made.use_count() <= 2 && Py_REFCNT(object.get()) == 2;
+}
+
+// The same for new tensors, which a mode has seen: give them without their Python objects.
+void make_bare(const c10::OperatorHandle &op, Stack *stack) {
+    static const c10::OperatorHandle all[] = {find("aten::empty", "memory_format"),
+                                              find("aten::_to_copy")};
+    if (std::find(std::begin(all), std::end(all), op) == std::end(all) ||
+        !stack->back().isTensor()) {
+        return;
+    }
+    const at::Tensor &made = stack->back().toTensor();
+    if (!made.requires_grad() && !made.key_set().has(DispatchKey::Python) && is_alone(made)) {
+        c10::impl::ExcludeDispatchKeyGuard without_modes(DispatchKey::Python);
+        stack->back() = made.variable_data();
+    }
 }
 
 void show(const c10::OperatorHandle &op, DispatchKeySet keys, Stack *stack) {
@@ -105,6 +135,7 @@ void show(const c10::OperatorHandle &op, DispatchKeySet keys, Stack *stack) {
         Shown shown;
         if (shown.is_shown) {
             op.redispatchBoxed(python, stack);
+            make_bare(op, stack);
             return;
         }
         // `InferenceMode` brings the keys of its beginning back: the modes have left in it.
