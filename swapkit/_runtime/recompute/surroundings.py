@@ -136,13 +136,9 @@ class _Reach:
 
     def _read(self, thing: Any, kind: type) -> tuple[object, list[object]]:  # noqa: ANN401
         """Return an object's own state, and what it holds."""
-        for kinds, state_of in _STATES:
+        for kinds, state_of, held_by in _STATES:
             if issubclass(kind, kinds):
-                return state_of(thing), []
-        if issubclass(kind, torch.Tensor):
-            return _version(thing), [*vars(thing).values(), _gradient(thing)]
-        if issubclass(kind, _CACHED):
-            return thing.cache_info(), [thing.__wrapped__, vars(thing)]
+                return state_of(thing), held_by(thing)
         if any(each.__module__.partition(".")[0] == "numpy" for each in kind.__mro__):
             return _digest(thing), []  # arrays and generators
         inside = _items(thing, kind)
@@ -219,14 +215,25 @@ def _gradient(tensor: torch.Tensor) -> torch.Tensor | None:
         return tensor.grad if tensor.is_leaf else None  # torch warns for others
 
 
-_CACHED = type(functools.lru_cache(lambda: None))
-# The states of objects that hold no others.
-_STATES: tuple[tuple[type | types.UnionType, Callable[[Any], object]], ...] = (
-    (torch.Generator, lambda generator: bytes(generator.get_state().numpy())),
-    (random.Random, random.Random.getstate),
-    (bytearray | array.array | memoryview | CData, bytes),
-    (SimpleQueue, SimpleQueue.qsize),
-    (collections.abc.Iterator, lambda _: object()),  # a run may have advanced it
+def _nothing(_: object) -> list[object]:
+    return []
+
+
+# The states of objects, and what these hold besides.
+_STATES: tuple[
+    tuple[type | types.UnionType, Callable[[Any], object], Callable[[Any], list[object]]], ...
+] = (
+    (torch.Tensor, _version, lambda tensor: [*vars(tensor).values(), _gradient(tensor)]),
+    (torch.Generator, lambda generator: bytes(generator.get_state().numpy()), _nothing),
+    (random.Random, random.Random.getstate, _nothing),
+    (bytearray | array.array | memoryview | CData, bytes, _nothing),
+    (SimpleQueue, SimpleQueue.qsize, _nothing),
+    (
+        type(functools.lru_cache(lambda: None)),
+        lambda cached: cached.cache_info(),
+        lambda cached: [cached.__wrapped__, vars(cached)],
+    ),
+    (collections.abc.Iterator, lambda _: object(), _nothing),  # a run may have advanced it
 )
 
 
