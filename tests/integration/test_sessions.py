@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import collections
-import contextlib
 import copy
 import gc
 from dataclasses import replace
@@ -12,13 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
-from torch.utils.flop_counter import FlopCounterMode
 
 import swapkit
 from swapkit._runtime.control import plan_maker
 from swapkit._runtime.machine.measured_machine import measure_machine
-from swapkit._runtime.torch_compat import dispatch_modes
 from swapkit._runtime.torch_compat.dispatch_modes import mode_stack
 from swapkit.errors import InvalidArgument, SessionError
 from swapkit.ir.plans import Action, Decision, Plan
@@ -323,66 +318,3 @@ def test_plan_when_there_is_none_yet_then_it_cannot_be_saved(tmp_path: Any) -> N
         pytest.raises(SessionError, match="recording"),
     ):
         session.save_plan(tmp_path / "plan.json")
-
-
-@pytest.mark.usefixtures("late_modes")
-@pytest.mark.parametrize("compiles", [False, True])
-def test_steps_when_the_users_mode_is_around_the_forward_then_they_are_recorded_and_it_goes(
-    compiles: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dispatch_modes, "may_compile", lambda: compiles)
-    plain, training = train_plainly(make_training, STABLE_WITHIN), make_training()
-    run, counts = training.forward, []
-
-    def forward() -> torch.Tensor:
-        with FlopCounterMode(display=False) as counter:
-            loss = run()
-        counts.append(counter.get_total_flops())
-        return loss
-
-    training.forward = forward  # type: ignore[method-assign]
-    with swapkit.budget(plain.budget(SHARE), training.model, training.optimizer) as session:
-        for _ in range(STABLE_WITHIN):
-            training.step()
-            assert not any(isinstance(mode, FlopCounterMode) for mode in mode_stack())
-        assert session.plan is not None
-    assert mode_stack() == []
-    assert training.outcome() == plain.outcome
-    assert len(set(counts)) == 1
-
-
-class Calls(TorchFunctionMode):
-    """Counts the calls of torch that a program makes."""
-
-    def __init__(self) -> None:
-        self.counts: collections.Counter[str] = collections.Counter()
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        self.counts[func.__name__] += 1
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("way", ["session", "checkpoint", "offload"])
-def test_steps_when_a_function_mode_is_around_then_it_sees_the_programs_own_calls(way: str) -> None:
-    def count(training: Training) -> list[collections.Counter[str]]:
-        found = []
-        for _ in range(STABLE_WITHIN):
-            with Calls() as calls:
-                training.step()
-            found.append(calls.counts)
-        return found
-
-    training, plain = make_training(), train_plainly(make_training, 2)
-    if way == "checkpoint":
-        swapkit.checkpoint(next(training.model.children()))
-    with (
-        swapkit.budget(plain.budget(SHARE), training.model, training.optimizer)
-        if way == "session"
-        else swapkit.offload()
-        if way == "offload"
-        else contextlib.nullcontext()
-    ):
-        found = count(training)
-    assert found == count(make_training())

@@ -15,7 +15,8 @@ import collections.abc
 import contextlib
 import contextvars
 import functools
-import hashlib
+import io
+import mmap
 import pickle
 import random
 import sys
@@ -24,6 +25,7 @@ import types
 from _ctypes import _SimpleCData
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import torch
 
@@ -47,12 +49,12 @@ _CALLABLES = (
     types.MethodType,
 )
 _MOST_BYTES = 4 << 30  # of one array of numpy; a larger one may have changed
-_FEW_BYTES, _PIECE = 1 << 20, 1 << 16
+_PIECE = 1 << 20  # elements of an array that are read at once
 _VALUES = frozenset({bool, int, float, complex, str, bytes, type(None)})
 # Of libraries, and with a state of the user's in attributes. Objects of others cache there, too.
-_OPEN = frozenset(
-    {"_thread", "argparse", "collections", "os", "queue", "threading", "torch", "types", "weakref"}
-)
+_OPEN = frozenset({"_thread", "argparse", "collections", "multiprocessing", "os", "queue"}) | {
+    "threading", "torch", "types", "weakref",
+}  # fmt: skip
 # Their state is their own: code that only calls functions of these does not change it.
 _LIBRARIES = ("torch", "swapkit", "numpy")
 
@@ -138,12 +140,14 @@ class _Reach:
         """Return an object's own state, and what it holds."""
         for kinds, state_of, held_by in _STATES:
             if issubclass(kind, kinds):
-                return state_of(thing), held_by(thing)
+                return state_of(thing), [*held_by(thing), *_own_attributes(thing, kind)]
         if any(each.__module__.partition(".")[0] == "numpy" for each in kind.__mro__):
-            return _digest(thing), []  # arrays and generators
+            return _digest(thing), _attributes(thing, kind)  # arrays and generators
         inside = _items(thing, kind)
         if inside is None:
             inside = self._inside(thing, kind)
+        else:
+            inside += _own_attributes(thing, kind)
         if len(inside) <= _MOST_ITEMS:
             return len(inside), inside
         return hash(tuple(each if type(each) in _VALUES else id(each) for each in inside)), []
@@ -158,7 +162,8 @@ class _Reach:
         is_own = not _is_of_library(kind.__module__)
         for each in kind.__mro__ if is_own else ():
             self._add_names(each)
-        is_open = is_own or kind.__module__.partition(".")[0] in _OPEN
+        package = kind.__module__.partition(".")[0]
+        is_open = is_own or (package in _OPEN and not issubclass(kind, threading.Thread))
         return _attributes(thing, kind) if is_open else []
 
     def _add_names(self, thing: type | types.ModuleType) -> None:
@@ -174,7 +179,7 @@ class _Reach:
 
     def _inside_callable(self, function: Any) -> list[object]:  # noqa: ANN401 - of _CALLABLES
         if isinstance(function, functools.partial):
-            return [function.func, function.args, function.keywords]
+            return [function.func, function.args, function.keywords, vars(function)]
         if isinstance(function, types.BuiltinFunctionType):
             return [function.__self__]
         if isinstance(function, types.MethodType):
@@ -195,6 +200,8 @@ class _Reach:
 
 def _items(thing: Any, kind: type) -> list[object] | None:  # noqa: ANN401 - anything
     """Return the items of a container; None: it is none."""
+    if issubclass(kind, collections.OrderedDict):
+        return [each for item in collections.OrderedDict.items(thing) for each in item]
     if issubclass(kind, dict):
         return [each for item in dict.items(thing) for each in item]
     if issubclass(kind, contextvars.ContextVar):
@@ -205,14 +212,26 @@ def _items(thing: Any, kind: type) -> list[object] | None:  # noqa: ANN401 - any
     return None
 
 
-def _version(tensor: torch.Tensor) -> int:
+def _version(tensor: torch.Tensor) -> tuple[int, bool]:
     with NoFunctionModes():
-        return 0 if tensor.is_inference() else version_of(tensor)
+        return 0 if tensor.is_inference() else version_of(tensor), tensor.requires_grad
 
 
 def _gradient(tensor: torch.Tensor) -> torch.Tensor | None:
     with NoFunctionModes():
         return tensor.grad if tensor.is_leaf else None  # torch warns for others
+
+
+def _bytes(thing: Any) -> bytes | None:  # noqa: ANN401 - it has a buffer
+    with contextlib.suppress(ValueError):  # a memoryview is released
+        return bytes(thing)
+    return None
+
+
+def _position(file: io.IOBase) -> int | None:
+    with contextlib.suppress(OSError, ValueError):  # a terminal has none, nor has a closed file
+        return file.tell()
+    return None
 
 
 def _nothing(_: object) -> list[object]:
@@ -226,13 +245,14 @@ _STATES: tuple[
     (torch.Tensor, _version, lambda tensor: [*vars(tensor).values(), _gradient(tensor)]),
     (torch.Generator, lambda generator: bytes(generator.get_state().numpy()), _nothing),
     (random.Random, random.Random.getstate, _nothing),
-    (bytearray | array.array | memoryview | CData, bytes, _nothing),
+    (bytearray | array.array | memoryview | CData, _bytes, _nothing),
     (SimpleQueue, SimpleQueue.qsize, _nothing),
     (
         type(functools.lru_cache(lambda: None)),
-        lambda cached: cached.cache_info(),
+        lambda cached: cached.cache_info()[1::2],  # misses, size
         lambda cached: [cached.__wrapped__, vars(cached)],
     ),
+    (io.IOBase, _position, _nothing),
     (collections.abc.Iterator, lambda _: object(), _nothing),  # a run may have advanced it
 )
 
@@ -244,7 +264,7 @@ def _names_of(code: types.CodeType) -> list[str]:
     return [*code.co_names, *texts, *[name for each in nested for name in _names_of(each)]]
 
 
-def _digest(thing: Any) -> bytes:  # noqa: ANN401 - of numpy
+def _digest(thing: Any) -> object:  # noqa: ANN401 - of numpy
     """Return a digest of an object of numpy. Large arrays are neither copied nor pickled.
 
     Raises:
@@ -252,23 +272,27 @@ def _digest(thing: Any) -> bytes:  # noqa: ANN401 - of numpy
     """
     numpy: Any = sys.modules["numpy"]
     if not isinstance(thing, numpy.ndarray) or thing.dtype.hasobject:
-        return hashlib.blake2b(pickle.dumps(thing)).digest()
+        return pickle.dumps(thing)
     array = thing.view(numpy.ndarray)
-    if not array.flags.writeable:
-        return b""
+    form = array.shape, array.strides, str(array.dtype), array.flags.writeable
+    if _is_fixed(array) or array.nbytes == 0:
+        return form
     if array.nbytes > _MOST_BYTES:
         raise BufferError
-    digest = hashlib.blake2b(repr((array.shape, array.strides, array.dtype)).encode())
-    if not array.flags.forc or array.nbytes <= _FEW_BYTES:
-        for row in array if array.nbytes > _FEW_BYTES and array.ndim > 1 else (array,):
-            digest.update(row.tobytes())
-        return digest.digest()
-    words = array.reshape(-1, order="A").view(numpy.uint8)
-    whole = words[: len(words) // _PIECE * _PIECE].view(numpy.uint64)
-    # A sum of each piece is read as fast as memory, a digest of all bytes ten times slower.
-    digest.update(whole.reshape(-1, _PIECE // 8).sum(axis=1).tobytes())
-    digest.update(words[whole.nbytes :].tobytes())
-    return digest.digest()
+    pieces = numpy.nditer(
+        array, ["external_loop", "buffered"], [["readonly", "contig"]], buffersize=_PIECE
+    )
+    return *form, functools.reduce(lambda sum_, piece: crc32(piece.view("u1"), sum_), pieces, 0)
+
+
+def _is_fixed(array: Any) -> bool:  # noqa: ANN401 - of numpy
+    """Return whether nothing in this process can write to an array, through any view."""
+    while not array.flags.writeable:
+        base = array.base
+        if not isinstance(base, type(array)):
+            return isinstance(base, bytes | mmap.mmap) and memoryview(base).readonly
+        array = base
+    return False
 
 
 def _attributes(thing: object, kind: type) -> list[object]:
@@ -285,6 +309,11 @@ def _attributes(thing: object, kind: type) -> list[object]:
                 with contextlib.suppress(AttributeError):  # it has no value
                     found.append(slot.__get__(thing, kind))
     return [*attributes.values(), *found] if type(attributes) is dict else found
+
+
+def _own_attributes(thing: object, kind: type) -> list[object]:
+    """Return the values of the attributes that a class of the user's gives an object."""
+    return [] if _is_of_library(kind.__module__) else _attributes(thing, kind)
 
 
 def _is_filled(cell: types.CellType) -> bool:

@@ -19,14 +19,14 @@ from swapkit._runtime.torch_compat.internals import (
     NO_TASK,
     DispatchKey,
     ExcludeKey,
-    ModeKind,
     TorchDispatchMode,
     count_modes,
     graph_task,
     higher_order_operators,
     keys_to_fall_through,
     mode_at,
-    mode_of_kind,
+    pop_mode,
+    push_mode,
 )
 
 if TYPE_CHECKING:
@@ -121,15 +121,18 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _aside(modes: Sequence[TorchDispatchMode]) -> Iterator[None]:
     """Take the innermost modes off torch's stack, and put them back.
 
-    With torch's own `__exit__` and `__enter__`: side effects of subclasses are not repeated.
+    With torch's own `__exit__` and `__enter__`, which keep torch's flags in order: side effects of
+    subclasses are not repeated. Modes that were put there without `__enter__` have no flags.
     """
-    for mode in reversed(modes):
-        TorchDispatchMode.__exit__(mode, None, None, None)  # type: ignore[no-untyped-call]
-    try:
+    with contextlib.ExitStack() as stack:
+        for mode in reversed(modes):
+            if getattr(mode, "old_dispatch_mode_flags", None):
+                TorchDispatchMode.__exit__(mode, None, None, None)  # type: ignore[no-untyped-call]
+                stack.callback(TorchDispatchMode.__enter__, mode)
+            else:
+                pop_mode(None)
+                stack.callback(push_mode, mode)
         yield
-    finally:
-        for mode in modes:
-            TorchDispatchMode.__enter__(mode)  # type: ignore[no-untyped-call]
 
 
 _lock = make_fork_lock()
@@ -213,7 +216,9 @@ class SeeingMode(DispatchMode):  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> Self:
         # Outside of foreign modes: they end earlier, and torch's exit takes the innermost mode off.
-        with _aside([] if mode_of_kind(ModeKind.FAKE) is not None else _stack()):
+        # Torch's own kinds, such as that of fake tensors, have places of their own.
+        others = [mode for mode in _stack() if getattr(mode, "_mode_key", None) is None]
+        with _aside(others):
             return super().__enter__()
 
     @property

@@ -1,10 +1,8 @@
-"""The only module that uses torch's private names.
+"""The only module that uses torch's private names: each gets a name of swapkit's own, and its use.
 
-It gives each undocumented name of torch that swapkit needs a name of swapkit's own, with a comment
-on its use. `tests/unit/_runtime/torch_compat/test_internals.py` checks each name in the installed
-torch, and checks that the rest of swapkit uses no other private names.
-
-C++ does the same in `shim/cpp/`: it includes torch's headers, and declares the missing names.
+`tests/unit/_runtime/torch_compat/test_internals.py` checks each name in the installed torch, and
+checks that the rest of swapkit uses no other private names. C++ does the same in `shim/cpp/`: it
+includes torch's headers, and declares the missing names.
 """
 
 from __future__ import annotations
@@ -33,6 +31,8 @@ from torch._C import _get_tracing_state as tracing_state
 from torch._C import _InferenceMode as InferenceMode
 from torch._C import _is_tracing as is_tracing
 from torch._C import _len_torch_dispatch_stack as count_modes
+from torch._C import _pop_torch_dispatch_stack as pop_mode
+from torch._C import _push_on_torch_dispatch_stack as push_mode
 from torch._C import _set_deterministic_algorithms as set_deterministic
 from torch._C import _SetExcludeDispatchKeyGuard as ExcludeKey
 from torch._C import _storage_Use_Count as storage_use_count
@@ -125,7 +125,9 @@ __all__ = [
     "overload_of",
     "parameters_of",
     "pop_hooks",
+    "pop_mode",
     "push_hooks",
+    "push_mode",
     "pytree",
     "schema_of",
     "set_backward_class",
