@@ -353,3 +353,12 @@ def test_record_when_the_step_makes_fake_tensors_then_torch_warns_of_nothing() -
         warnings.simplefilter("error")
         trace = swapkit.record(step, model)
     assert trace.operators
+
+
+def test_input_when_a_view_of_it_is_saved_and_the_program_drops_it_then_it_may_move() -> None:
+    linear = torch.nn.Linear
+    model = torch.nn.Sequential(linear(256, 256), torch.nn.GELU(), linear(256, 256))
+    trace = swapkit.record(lambda: model(torch.randn(8, 64, 256)).sum().backward(), model)
+    (given,) = [each for each in trace.storages if each.birth == 0]
+    assert given.is_saved
+    assert trace.operators[given.held].phase is Phase.FORWARD

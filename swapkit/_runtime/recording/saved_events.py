@@ -153,24 +153,26 @@ def _mark(notes: Notes, number: int, tensor: torch.Tensor, site: tuple[str, int]
 class _SavedAlias:
     """An alias that a graph keeps in place of a saved tensor, outside of a session."""
 
-    __slots__ = ("__weakref__", "_savings", "alias", "version")
+    __slots__ = ("__weakref__", "_leaf", "_savings", "alias", "version")
 
     @property
     def leaf(self) -> torch.Tensor:
         """What `unpack` returns."""
-        return self.alias
+        leaf = None if self._leaf is None else self._leaf()
+        return self.alias if leaf is None else leaf
 
     def __init__(self, tensor: torch.Tensor, notes: Notes, savings: Savings) -> None:
         self._savings = savings
         # An alias, since an output itself would keep alive the graph that keeps this object. A leaf
-        # is kept itself, as autograd does: its data may be replaced.
-        if is_leaf(tensor):
-            self.alias = tensor
-        elif type(tensor) in KINDS:
+        # is given back itself, as by autograd, while the program has it: its data may be replaced.
+        self._leaf = weakref.ref(tensor) if is_leaf(tensor) else None
+        if type(tensor) in KINDS:
             # An operand of a region is packed below autograd: share the version counter there, too.
             counted = ExcludeKey(VERSIONS, False)  # noqa: FBT003
             with hidden(), counted:
                 self.alias = tensor.detach()
+        elif self._leaf is not None and type(tensor) is not FakeTensor:
+            self.alias = tensor
         else:  # a wrapper subclass or fake tensor: its own dispatch must see the `detach`
             with notes.paused():
                 self.alias = tensor.detach()
@@ -178,13 +180,14 @@ class _SavedAlias:
 
     def unpack(self) -> torch.Tensor:
         """Return the saved tensor and note its use; a region's hooks may call this, too."""
-        if _version_of(self.alias) != self.version:
-            raise modified_error(self.alias, self.version)
+        tensor = self.leaf
+        if _version_of(tensor) != self.version:
+            raise modified_error(tensor, self.version)
         self._note_use()
-        return self.alias
+        return tensor
 
     def _note_use(self) -> None:
-        self._savings.used(self, self.alias)
+        self._savings.used(self, self.leaf)
 
 
 class _PartOfWrapper:

@@ -7,7 +7,6 @@ the recorder checks for each saved storage whether only the graph still holds it
 
 from __future__ import annotations
 
-import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from swapkit._runtime.recording.tables.storages import StorageLife
 
 OURS = 1  # the reference of the storage's Python object, through which the recorder watches it
-_CALLS = 2  # references to a tensor in a list, while they are counted
 NOBODY = -1  # `held` of a storage that nothing but the graph was seen to hold
 
 
@@ -76,16 +74,7 @@ def _is_held(packs: list[weakref.ref[Any]]) -> bool:
     group = getattr(alive[0], "group", None)
     if group is not None:
         return bool(group.is_on_device and not group.is_exclusive)
-    # Several packs of a leaf keep the leaf itself, which the program may hold, too.
-    aliases = list({id(each.alias): each.alias for each in alive}.values())
-    if storage_use_count(storage_id(aliases[0])) > len(aliases) + OURS:
-        return True
-    leaves = [each for each in alive if getattr(each, "leaf", None) is each.alias]
-    return any(
-        sys.getrefcount(aliases[at]) - _CALLS > count
-        for at in range(len(aliases))
-        if (count := sum(each.alias is aliases[at] for each in leaves))
-    )
+    return bool(storage_use_count(storage_id(alive[0].alias)) > len(alive) + OURS)
 
 
 def _is_copied(packs: list[weakref.ref[Any]]) -> bool:
