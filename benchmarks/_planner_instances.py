@@ -17,15 +17,15 @@ from benchmarks._planner_models import (
     recompute_layers,
     run,
 )
+from benchmarks.pipelines.composing import compose_pipeline
 from swapkit.api.recording import record
 from swapkit.ir.machines import Machine
-from swapkit.ir.pipelines import compose_pipeline
 from swapkit.ir.traces import BEFORE, Kind, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from swapkit.ir.timetables import ScheduleName
+    from benchmarks.pipelines.timetables import ScheduleName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,11 +15,11 @@ from swapkit.errors import InfeasibleBudget
 from swapkit.ir.traces import Phase, Trace
 from swapkit.planning.bounds.bound import lower_bound
 from swapkit.planning.planner import make_plan
-from swapkit.planning.search.exact import solve_exact
 from swapkit.planning.search.solving import Solution, choose_effort, plan_problem
 from swapkit.simulation.lowering import lower
 from swapkit.simulation.timeline import simulate
 from swapkit.simulation.validator import find_violations
+from tests.oracles.exact import solve_exact
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

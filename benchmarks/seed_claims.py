@@ -48,7 +48,7 @@ Figures = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A document's claim. `stage`: a name in `_claim_stages`; empty: measured on this CPU."""
+    """A document's claim. `stage`: a name in `claim_stages`; empty: measured on this CPU."""
 
     key: str
     seed: str
@@ -183,12 +183,12 @@ def gain_of(full: Sequence[float], ours: Sequence[float]) -> float:
 
 def simulate(claims: Sequence[Claim], options: argparse.Namespace) -> Figures:
     """Return the figures of the simulated claims."""
-    from benchmarks import _claim_stages
+    from benchmarks.pipelines import claim_stages
 
     figures: Figures = {}
     for claim in claims:
-        found = _claim_stages.simulate_claim(
-            getattr(_claim_stages, claim.stage),
+        found = claim_stages.simulate_claim(
+            getattr(claim_stages, claim.stage),
             policy=claim.policy,
             spare=claim.spare,
             link_bytes_per_s=options.simulated_link,

@@ -17,7 +17,7 @@ from swapkit._runtime.model.sharded_modules import find_sharded
 from swapkit.errors import InfeasibleBudget, OverBudget
 from swapkit.planning.beside import ThreadJob, is_at_once
 from swapkit.planning.gathers import find_gathered
-from swapkit.planning.pipelines.lean_plans import make_lean_plans
+from swapkit.planning.lean_plans import make_lean_plans
 from swapkit.planning.placed import make_placed_plans
 from swapkit.planning.planner import PlanTarget, find_floor
 from swapkit.planning.selection.learner import Learner

@@ -7,7 +7,7 @@ moved. In a run, what is moved may shorten them, by no more than all of their ti
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,11 +17,8 @@ from swapkit.planning.bounds.fluid import FluidBuilder
 from swapkit.planning.bounds.linear import Solver
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from swapkit.ir.machines import Machine
     from swapkit.ir.traces import HostTime
-    from swapkit.planning.bounds.linear import Linear
     from swapkit.simulation.problems import Floats, Problem
 
 _SLACK = 10.0  # upper limit of a single stall, in optima
@@ -90,32 +87,6 @@ class Program:
             recomputed=shares[fluid.recomputed],
             on_disk=shares[fluid.tiers[-1].shares] if len(fluid.tiers) > 1 else None,
         )
-
-    def fix(self, item: int, shares: Iterable[float] | None) -> None:
-        """Fix the shares of an item from now on.
-
-        Args:
-            item: number of the item.
-            shares: recomputed, swapped to the host, and to disk, as far as the program has these
-                tiers. None: decide freely again.
-        """
-        linear = self.fluid.linear
-        tiers = (tier.shares for tier in self.fluid.tiers)
-        columns = np.array([shares_of[item] for shares_of in (self.fluid.recomputed, *tiers)])
-        least, most = linear.lowers[columns], linear.uppers[columns]
-        if shares is not None:
-            least = most = np.array(list(shares), dtype=np.float64)[: len(columns)]
-        self._lowers[columns], self._ends[columns] = least, most
-        self._solver.set_bounds(columns, least, most)
-
-    def within(self, budget_bytes: float) -> Linear | None:
-        """Return the linear program for a budget; None: the budget is too small."""
-        lowers = self._find_lowers(budget_bytes)
-        if lowers is None:
-            return None
-        all_lowers = self.fluid.linear.lowers.copy()
-        all_lowers[self.fluid.freed] = lowers
-        return replace(self.fluid.linear, lowers=all_lowers)
 
     def _find_lowers(self, budget_bytes: float) -> Floats | None:
         """Return the units to free at each boundary; None: more than can be freed."""

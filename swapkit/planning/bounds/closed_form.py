@@ -1,4 +1,4 @@
-"""A weaker bound without a solver, and the cost of freeing a byte by swapping or recomputing.
+"""A weaker bound without a solver.
 
 At a boundary k where too many bytes are alive, the excess V must be gone: h bytes are swapped, the
 others are recomputed later. Before k, the link moves at most the bytes that computing hides, and
@@ -14,7 +14,6 @@ because items gone at k are recomputed after k, which may hide copies back, but 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,44 +26,6 @@ if TYPE_CHECKING:
     from swapkit.simulation.problems import Flags, Floats, Problem
 
 _PEAKS = 16  # number of boundaries to examine, those with the most bytes alive
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangeRate:
-    """The cost of freeing a byte of a class. Items that are alike in all layers form one class.
-
-    Where copies cannot be hidden, a byte is cheaper to recompute than to swap if
-    `recompute_seconds_per_byte` is below `link_seconds_per_byte`.
-    """
-
-    class_number: int
-    items: int
-    nbytes: int
-    recompute_seconds_per_byte: float  # math.inf: some items cannot be recomputed
-    link_seconds_per_byte: float  # of the slower direction; math.inf: some cannot be swapped
-
-
-def exchange_rates(problem: Problem, machine: Machine) -> tuple[ExchangeRate, ...]:
-    """Return the rates of all classes, the cheapest to recompute first."""
-    seconds = _find_seconds(problem)
-    slowest = min(machine.out_bytes_per_second, machine.in_bytes_per_second)
-    rates = []
-    for number in np.unique(problem.classes):
-        items = problem.classes == number
-        nbytes = int(np.sum(problem.item_bytes[items]))
-        spent = float(np.sum(seconds[items]))
-        can_recompute = bool(np.all(problem.can_recompute[items]))
-        can_swap = bool(np.all(problem.can_swap[items]))
-        rates.append(
-            ExchangeRate(
-                class_number=int(number),
-                items=int(np.sum(items)),
-                nbytes=nbytes,
-                recompute_seconds_per_byte=spent / max(nbytes, 1) if can_recompute else math.inf,
-                link_seconds_per_byte=1.0 / slowest if can_swap else math.inf,
-            )
-        )
-    return tuple(sorted(rates, key=lambda rate: rate.recompute_seconds_per_byte))
 
 
 def closed_form_bound(problem: Problem, machine: Machine) -> float:

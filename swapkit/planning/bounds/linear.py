@@ -132,10 +132,10 @@ class Assembly:
         return np.arange(first, first + count, dtype=np.int32)
 
 
-class _SilentHighs(highspy.Highs):
+class SilentHighs(highspy.Highs):
     """HiGHS without output: since 1.16 its constructor prints a banner by a callback."""
 
-    def enableCallbacks(self) -> None:  # noqa: N802 - HiGHS names it so
+    def enableCallbacks(self) -> None:  # noqa: D102, N802 - HiGHS names it so
         self.setOptionValue("output_flag", False)  # noqa: FBT003 - HiGHS takes it so
         super().enableCallbacks()  # type: ignore[no-untyped-call]
 
@@ -145,7 +145,7 @@ class Solver:
 
     def __init__(self, linear: Linear, basis: tuple[Indexes, Indexes]) -> None:
         """Start with a basis of the columns basis[0] and all rows except basis[1]."""
-        self._highs = _SilentHighs()  # type: ignore[no-untyped-call]
+        self._highs = SilentHighs()  # type: ignore[no-untyped-call]
         self._highs.setOptionValue("presolve", "off")  # presolve would discard the basis
         self._highs.setOptionValue("threads", 1)
         self._highs.passModel(linear.to_highs())
@@ -195,39 +195,3 @@ class Solver:
 
 def _spread(value: ArrayLike, count: int) -> Floats:
     return np.broadcast_to(np.asarray(value, dtype=np.float64), (count,))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Integral:
-    """The best solution with integral variables, and its bound. `values` None: none was found."""
-
-    values: Floats | None
-    bound: float  # no integral solution costs less; math.inf: there is none
-
-
-def solve_integral(
-    linear: Linear, columns: Indexes, *, offset: float, gap: float, time_limit_s: float
-) -> Integral:
-    """Solve with integral `columns` until the best is within `gap` of the bound, or time is up.
-
-    `offset` is added to the total cost; it matters because `gap` is relative to that total.
-    """
-    model = linear.to_highs()
-    kinds = np.full(len(linear.costs), highspy.HighsVarType.kContinuous)
-    kinds[columns] = highspy.HighsVarType.kInteger
-    model.integrality_ = kinds.tolist()
-    model.offset_ = offset
-    highs = _SilentHighs()  # type: ignore[no-untyped-call]
-    highs.setOptionValue("threads", 1)
-    highs.setOptionValue("mip_rel_gap", gap)
-    highs.setOptionValue("time_limit", time_limit_s)
-    # HiGHS 1.15 may crash when it starts over with fewer columns.
-    highs.setOptionValue("mip_allow_restart", False)  # noqa: FBT003
-    highs.passModel(model)
-    highs.run()
-    if highs.getModelStatus() == highspy.HighsModelStatus.kInfeasible:
-        return Integral(values=None, bound=np.inf)
-    info = highs.getInfo()
-    found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
-    values = np.array(highs.getSolution().col_value) if found else None
-    return Integral(values=values, bound=info.mip_dual_bound - offset)

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks import _claim_stages, seed_claims
-from benchmarks._claim_stages import Stage, simulate_claim
 from benchmarks._planner_models import SHAPES
-from benchmarks.seed_claims import CLAIMS, Claim, conclude, gain_of, print_table
+from benchmarks.pipelines import claim_stages
+from benchmarks.pipelines.claim_stages import Stage, simulate_claim
+from benchmarks.seed_claims import CLAIMS, Claim, conclude, gain_of, print_table, show_gain
 
 TINY = Stage(shape=SHAPES["tiny"], layers=2, tokens=1024, batch=2)
 LINK = 50e9
@@ -22,7 +22,7 @@ def claim(gain: float) -> Claim:
 def test_claims_when_listed_then_keys_differ_and_stages_exist() -> None:
     assert len({each.key for each in CLAIMS}) == len(CLAIMS)
     for each in CLAIMS:
-        assert not each.stage or isinstance(getattr(_claim_stages, each.stage), Stage)
+        assert not each.stage or isinstance(getattr(claim_stages, each.stage), Stage)
     assert [each.gain for each in CLAIMS if each.key.startswith("s3_")] == [
         0.1368, 0.1368, 0.1417, 0.1465,
     ]  # fmt: skip
@@ -79,4 +79,4 @@ def test_claim_when_simulated_then_faster_than_full_recompute_at_the_same_memory
 def test_claim_when_no_plan_fits_then_said() -> None:
     found = simulate_claim(TINY, policy="swap", spare=-2.0, link_bytes_per_s=LINK)
     assert found["gain"] is None
-    assert seed_claims.show_gain(found["gain"]) == "no plan fits"
+    assert show_gain(found["gain"]) == "no plan fits"

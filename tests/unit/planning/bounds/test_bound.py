@@ -13,10 +13,11 @@ import pytest
 from swapkit.ir.machines import Machine
 from swapkit.planning.bounds.bound import Program, lower_bound
 from swapkit.planning.bounds.closed_form import closed_form_bound
-from swapkit.planning.bounds.linear import Linear, Solver, solve_integral
+from swapkit.planning.bounds.linear import Linear, Solver
 from swapkit.simulation.problems import Problem
 from swapkit.simulation.running import Moments
 from swapkit.simulation.timeline import KEEP, RECOMPUTE, SWAP, run
+from tests.oracles.exact import WholeProgram, solve_integral
 from tests.support.problems import kept_peak, machine_for, random_problem
 from tests.unit.planning.drawing import draw_actions, draw_case
 
@@ -308,7 +309,7 @@ def test_program_when_something_is_not_allowed_then_it_is_not_done() -> None:
 def test_fix_when_all_items_are_decided_then_near_what_is_simulated() -> None:
     problem = make_problem()
     limits = machine(8, 1.0)
-    program = Program(problem, limits)
+    program = WholeProgram(problem, limits)
     program.fix(0, [0.0, 1.0])
     program.fix(1, [0.0, 0.0])
     fixed = program.solve()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from swapkit.planning.bounds.bound import Program
-from swapkit.planning.bounds.closed_form import closed_form_bound, exchange_rates
+from swapkit.planning.bounds.closed_form import closed_form_bound
 from tests.support.problems import machine_for, random_problem
 from tests.unit.planning.bounds.test_bound import machine, make_problem, make_recomputable
 from tests.unit.planning.drawing import draw_case
@@ -57,21 +57,3 @@ def test_closed_form_bound_when_memory_is_short_then_most_of_what_the_program_ad
     relaxation = Program(problem, limits).solve()
     assert relaxation is not None
     assert closed_form_bound(problem, limits) - plain > 0.5 * (relaxation.seconds - plain) > 0
-
-
-def test_exchange_rates_when_classes_differ_then_the_cheapest_to_recompute_comes_first() -> None:
-    problem = make_recomputable([[0], [1]], classes=np.array([7, 3], np.int32))
-    problem = replace(problem, can_swap=np.array([True, False]))
-    limits = replace(machine(8, 4.0), in_bytes_per_second=2.0)
-    first, second = exchange_rates(problem, limits)
-    assert (first.class_number, first.items, first.nbytes) == (7, 1, 4)
-    assert first.recompute_seconds_per_byte == pytest.approx(0.25 / 4)
-    assert first.link_seconds_per_byte == pytest.approx(0.5)
-    assert second.recompute_seconds_per_byte == pytest.approx(0.5 / 4)
-    assert second.link_seconds_per_byte == math.inf
-
-
-def test_exchange_rates_when_a_class_cannot_be_recomputed_then_at_no_price() -> None:
-    (rate,) = exchange_rates(make_problem(), machine(8))
-    assert (rate.items, rate.nbytes) == (2, 8)
-    assert rate.recompute_seconds_per_byte == math.inf

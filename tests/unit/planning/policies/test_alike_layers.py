@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from swapkit.ir.plans import Action
-from swapkit.planning.policies.alike_layers import (
+from tests.oracles.alike_layers import (
     Assignment,
     LayerGroup,
     LayerOption,

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from swapkit.planning.bounds.bound import lower_bound
-from swapkit.planning.search.exact import solve_exact
 from swapkit.simulation.timeline import KEEP, RECOMPUTE, SWAP, SWAP_TO_DISK, run
+from tests.oracles.exact import solve_exact
 from tests.unit.planning.bounds.test_bound import machine, make_problem, make_recomputable
 from tests.unit.planning.drawing import draw_case
 

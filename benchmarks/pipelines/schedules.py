@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.pipelining import schedules
 
-from swapkit.ir.torch_orders import read_schedule
+from benchmarks.pipelines.torch_orders import read_schedule
 
 if TYPE_CHECKING:
-    from swapkit.ir.orders import JobOrder
+    from benchmarks.pipelines.orders import JobOrder
 
 # Schedule, and chunks of the model on each rank.
 SCHEDULES = {

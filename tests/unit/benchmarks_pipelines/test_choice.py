@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from swapkit.ir.orders import JobTiming
-from swapkit.ir.timetables import Pipeline, ScheduleName, order_pipeline
-from swapkit.ir.torch_orders import read_actions
+from benchmarks.pipelines.choice import choose_ways
+from benchmarks.pipelines.orders import JobTiming
+from benchmarks.pipelines.timetables import Pipeline, ScheduleName, order_pipeline
+from benchmarks.pipelines.torch_orders import read_actions
+from benchmarks.pipelines.ways import Cost, StageWays, Way
 from swapkit.ir.traces import Phase
-from swapkit.planning.pipelines.choice import choose_ways
-from swapkit.planning.pipelines.ways import Cost, StageWays, Way
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from swapkit.ir.orders import JobOrder
+    from benchmarks.pipelines.orders import JobOrder
 
 SCHEDULES: tuple[ScheduleName, ...] = ("1f1b", "gpipe")
 

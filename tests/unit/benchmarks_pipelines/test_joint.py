@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks._pipeline_orders import SCHEDULES, order_of
+from benchmarks.pipelines.joint import PipelinePlan, plan_pipeline
+from benchmarks.pipelines.schedules import SCHEDULES, order_of
+from benchmarks.pipelines.timetables import Pipeline, order_pipeline
 from swapkit.errors import InfeasibleBudget, InvalidArgument
-from swapkit.ir.timetables import Pipeline, order_pipeline
-from swapkit.planning.pipelines.joint import PipelinePlan, plan_pipeline
 from swapkit.planning.planner import find_floor
 from swapkit.simulation.validator import find_violations
-from tests.unit.planning.pipelines.small import ACTIVATION, layers, machine, record
+from tests.support.matrix_layers import ACTIVATION, layers, machine
+from tests.unit.benchmarks_pipelines.small import record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,21 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from benchmarks.pipelines.choice import LEAST_GAIN, choose_ways
+from benchmarks.pipelines.curves import SHARES, WORTH, cut_jobs, measure_curve
+from benchmarks.pipelines.ways import Cost
 from swapkit.errors import InfeasibleBudget
-from swapkit.planning.pipelines.choice import LEAST_GAIN, choose_ways
-from swapkit.planning.pipelines.curves import SHARES, WORTH, cut_jobs, measure_curve
-from swapkit.planning.pipelines.ways import Cost
 from swapkit.planning.planner import check_policy, make_plan
 from swapkit.simulation.timeline import simulate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from benchmarks.pipelines.composing import PipelineRecordings
+    from benchmarks.pipelines.ways import StageWays, Way
     from swapkit.ir.machines import Machine
-    from swapkit.ir.pipelines import PipelineRecordings
     from swapkit.ir.plans import Plan, Schedule
     from swapkit.ir.traces import Trace
-    from swapkit.planning.pipelines.ways import StageWays, Way
 
 ROUNDS = 8  # of simulations; bubbles and stalls depend on each other
 CHOICES = 8  # of ways; the costs of one choice are known only once it is simulated

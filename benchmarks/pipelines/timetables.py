@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Literal
 
+from benchmarks.pipelines.orders import Job, JobOrder, JobTiming, count_in_flight
 from swapkit.errors import InvalidArgument
-from swapkit.ir.orders import Job, JobOrder, JobTiming, count_in_flight
 from swapkit.ir.traces import Phase
 
 if TYPE_CHECKING:

@@ -6,25 +6,25 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from benchmarks._claim_stages import HARDWARE, LATENCY_SECONDS, Stage, record_chunk
-from benchmarks._pipeline_orders import order_of
 from benchmarks._planner_instances import Part, measure_memory, record_part
 from benchmarks._planner_models import SHAPES
+from benchmarks.pipelines.choice import choose_ways
+from benchmarks.pipelines.claim_stages import HARDWARE, LATENCY_SECONDS, Stage, record_chunk
+from benchmarks.pipelines.composing import PipelineRecordings
+from benchmarks.pipelines.joint import plan_pipeline
+from benchmarks.pipelines.microbatches import read_chunks
+from benchmarks.pipelines.periodic import estimate_curves
+from benchmarks.pipelines.schedules import order_of
+from benchmarks.pipelines.timetables import Pipeline, order_pipeline
 from swapkit.errors import InfeasibleBudget
 from swapkit.ir.machines import Machine
-from swapkit.ir.microbatches import read_chunks
-from swapkit.ir.pipelines import PipelineRecordings
-from swapkit.ir.timetables import Pipeline, order_pipeline
 from swapkit.ir.traces import Kind
-from swapkit.planning.pipelines.choice import choose_ways
-from swapkit.planning.pipelines.joint import plan_pipeline
-from swapkit.planning.pipelines.periodic import estimate_curves
 from swapkit.planning.planner import make_plan
 
 if TYPE_CHECKING:
-    from swapkit.ir.orders import JobOrder
+    from benchmarks.pipelines.joint import PipelinePlan
+    from benchmarks.pipelines.orders import JobOrder
     from swapkit.ir.traces import Trace
-    from swapkit.planning.pipelines.joint import PipelinePlan
 
 Figures = dict[str, Any]
 

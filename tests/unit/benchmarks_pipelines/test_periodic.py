@@ -6,17 +6,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks._pipeline_orders import SCHEDULES, order_of
-from swapkit.ir.orders import count_in_flight
-from swapkit.ir.timetables import Pipeline, order_pipeline
-from swapkit.planning.pipelines import periodic
-from swapkit.planning.pipelines.choice import choose_ways
-from swapkit.planning.pipelines.curves import measure_curve
-from swapkit.planning.pipelines.periodic import estimate_curves
-from tests.unit.planning.pipelines.small import ACTIVATION, GIVEN, WEIGHT, layers, machine, record
+from benchmarks.pipelines import periodic
+from benchmarks.pipelines.choice import choose_ways
+from benchmarks.pipelines.curves import measure_curve
+from benchmarks.pipelines.orders import count_in_flight
+from benchmarks.pipelines.periodic import estimate_curves
+from benchmarks.pipelines.schedules import SCHEDULES, order_of
+from benchmarks.pipelines.timetables import Pipeline, order_pipeline
+from tests.support.matrix_layers import ACTIVATION, GIVEN, WEIGHT, layers, machine
+from tests.unit.benchmarks_pipelines.small import record
 
 if TYPE_CHECKING:
-    from swapkit.ir.microbatches import MicrobatchRecording
+    from benchmarks.pipelines.microbatches import MicrobatchRecording
 
 
 def test_curve_when_nothing_moves_then_as_counted_by_hand() -> None:

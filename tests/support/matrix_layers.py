@@ -1,18 +1,9 @@
-"""Small pipelines: layers of one matrix each, with times and bytes to count by hand."""
+"""Steps of layers of one matrix each, with times and bytes to count by hand."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from swapkit.ir.machines import Machine
-from swapkit.ir.microbatches import read_chunks
-from swapkit.ir.pipelines import PipelineRecordings
 from swapkit.ir.traces import Event, EventKind, Kind, Operator, Phase, Storage, Trace
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from swapkit.ir.orders import JobOrder
 
 WEIGHT, ACTIVATION, GIVEN = 1000, 400, 10
 
@@ -49,12 +40,6 @@ def layers(count: int, *, forward: float = 1.0, backward: float = 2.0) -> Trace:
     return Trace(
         operators=tuple(operators), storages=tuple(storages), events=tuple(events), signature="s"
     )
-
-
-def record(order: JobOrder, chunks: Sequence[Sequence[Trace]]) -> PipelineRecordings:
-    """The recordings of a pipeline whose microbatches are alike."""
-    stages = [read_chunks(own, order.microbatches) for own in chunks]
-    return PipelineRecordings(order, stages)
 
 
 def machine(budget_bytes: int, *, bytes_per_second: float = 100.0) -> Machine:

@@ -7,18 +7,22 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
+import highspy
 import numpy as np
 
 from swapkit.planning.bounds.bound import Program, lower_bound
-from swapkit.planning.bounds.linear import solve_integral
+from swapkit.planning.bounds.linear import SilentHighs
 from swapkit.simulation.timeline import KEEP, RECOMPUTE, SWAP, SWAP_TO_DISK, run
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
     from swapkit.ir.machines import Machine
     from swapkit.planning.bounds.bound import Relaxation
-    from swapkit.simulation.problems import Floats, Problem
+    from swapkit.planning.bounds.linear import Linear
+    from swapkit.simulation.problems import Floats, Indexes, Problem
 
     Actions: TypeAlias = NDArray[np.int8]
 
@@ -76,6 +80,36 @@ def solve_exact(problem: Problem, machine: Machine, *, time_limit_s: float = 60.
     return _ExactSearch(problem, machine, deadline).improve(best)
 
 
+class WholeProgram(Program):
+    """A bound whose items can be decided, one by one."""
+
+    def fix(self, item: int, shares: Iterable[float] | None) -> None:
+        """Fix the shares of an item from now on.
+
+        Args:
+            item: number of the item.
+            shares: recomputed, swapped to the host, and to disk, as far as the program has these
+                tiers. None: decide freely again.
+        """
+        linear = self.fluid.linear
+        tiers = (tier.shares for tier in self.fluid.tiers)
+        columns = np.array([shares_of[item] for shares_of in (self.fluid.recomputed, *tiers)])
+        least, most = linear.lowers[columns], linear.uppers[columns]
+        if shares is not None:
+            least = most = np.array(list(shares), dtype=np.float64)[: len(columns)]
+        self._lowers[columns], self._ends[columns] = least, most
+        self._solver.set_bounds(columns, least, most)
+
+    def within(self, budget_bytes: float) -> Linear | None:
+        """Return the linear program for a budget; None: the budget is too small."""
+        lowers = self._find_lowers(budget_bytes)
+        if lowers is None:
+            return None
+        all_lowers = self.fluid.linear.lowers.copy()
+        all_lowers[self.fluid.freed] = lowers
+        return replace(self.fluid.linear, lowers=all_lowers)
+
+
 class _ExactSearch:
     """A branch and bound over all actions, one item at a time."""
 
@@ -83,7 +117,7 @@ class _ExactSearch:
         self._problem = problem
         self._machine = machine
         self._deadline = deadline
-        self._program = Program(problem, machine)
+        self._program = WholeProgram(problem, machine)
         self._tiers = len(self._program.fluid.tiers)
         # Start with the most important items: large ones with long gaps.
         spans = problem.item_bytes * (problem.uses - problem.releases).astype(np.float64)
@@ -135,7 +169,7 @@ def _branch(
     problem: Problem, machine: Machine, budget_bytes: float, time_limit_s: float
 ) -> tuple[float, Actions | None]:
     """Return the lower bound of all whole actions within a budget, and the best ones found."""
-    program = Program(problem, machine)
+    program = WholeProgram(problem, machine)
     linear = program.within(budget_bytes)
     if linear is None:
         return math.inf, None
@@ -162,3 +196,39 @@ def _branch(
 def _is_whole(shares: Floats) -> NDArray[np.bool_]:
     whole: NDArray[np.bool_] = shares > 0.5
     return whole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Integral:
+    """The best solution with integral variables, and its bound. `values` None: none was found."""
+
+    values: Floats | None
+    bound: float  # no integral solution costs less; math.inf: there is none
+
+
+def solve_integral(
+    linear: Linear, columns: Indexes, *, offset: float, gap: float, time_limit_s: float
+) -> Integral:
+    """Solve with integral `columns` until the best is within `gap` of the bound, or time is up.
+
+    `offset` is added to the total cost; it matters because `gap` is relative to that total.
+    """
+    model = linear.to_highs()
+    kinds = np.full(len(linear.costs), highspy.HighsVarType.kContinuous)
+    kinds[columns] = highspy.HighsVarType.kInteger
+    model.integrality_ = kinds.tolist()
+    model.offset_ = offset
+    highs = SilentHighs()
+    highs.setOptionValue("threads", 1)
+    highs.setOptionValue("mip_rel_gap", gap)
+    highs.setOptionValue("time_limit", time_limit_s)
+    # HiGHS 1.15 may crash when it starts over with fewer columns.
+    highs.setOptionValue("mip_allow_restart", False)
+    highs.passModel(model)
+    highs.run()
+    if highs.getModelStatus() == highspy.HighsModelStatus.kInfeasible:
+        return Integral(values=None, bound=np.inf)
+    info = highs.getInfo()
+    found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+    values = np.array(highs.getSolution().col_value) if found else None
+    return Integral(values=values, bound=info.mip_dual_bound - offset)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from benchmarks.pipelines.orders import BackwardPart, Job, JobOrder
+from benchmarks.pipelines.timetables import Pipeline, order_pipeline
 from swapkit.errors import InvalidArgument
-from swapkit.ir.orders import BackwardPart, Job, JobOrder
-from swapkit.ir.timetables import Pipeline, order_pipeline
 from swapkit.ir.traces import Phase
 from swapkit.units import show
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from swapkit.ir.timetables import ScheduleName
+    from benchmarks.pipelines.timetables import ScheduleName
 
 # Schedules with one stage on each rank run without a list of actions. The one that torch shows for
 # 1F1B counts the last rank's microbatches from 1.

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
 import time
 from itertools import accumulate
 from pathlib import Path
@@ -21,13 +20,11 @@ from typing import TYPE_CHECKING
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from benchmarks._planner_instances import Part, measure_memory, record_part
 from benchmarks._planner_measures import full_recompute_seconds
+from benchmarks.pipelines.composing import compose_stages
+from benchmarks.pipelines.timetables import Pipeline, order_jobs, time_jobs
 from swapkit.ir.machines import Machine
-from swapkit.ir.pipelines import compose_stages
-from swapkit.ir.timetables import Pipeline, order_jobs, time_jobs
 from swapkit.ir.traces import Phase, Trace
 from swapkit.planning.planner import TradeOff, make_plan, trade_offs
 from swapkit.simulation.timeline import simulate

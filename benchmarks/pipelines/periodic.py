@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from swapkit.ir.orders import BackwardPart, Job, JobOrder, count_in_flight
-from swapkit.ir.pipelines import PipelineRecordings
+from benchmarks.pipelines.composing import PipelineRecordings
+from benchmarks.pipelines.curves import WORTH, bounds_of, cut_jobs
+from benchmarks.pipelines.early import find_early
+from benchmarks.pipelines.orders import BackwardPart, Job, JobOrder, count_in_flight
+from benchmarks.pipelines.ways import Cost, StageWays, Way
 from swapkit.ir.traces import BEFORE, Kind, Phase, Trace
-from swapkit.planning.pipelines.curves import QUICK, WORTH, bounds_of, cut_jobs
-from swapkit.planning.pipelines.early import find_early
-from swapkit.planning.pipelines.ways import Cost, StageWays, Way
+from swapkit.planning.lean_plans import QUICK
 from swapkit.planning.planner import restrict
 from swapkit.planning.search.solving import Solution, plan_problem
 from swapkit.simulation.levels import find_levels
@@ -30,8 +31,8 @@ from swapkit.simulation.timeline import predict
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from benchmarks.pipelines.microbatches import MicrobatchRecording
     from swapkit.ir.machines import Machine
-    from swapkit.ir.microbatches import MicrobatchRecording
     from swapkit.planning.search.trials import Actions, Trial
     from swapkit.simulation.problems import Problem
 

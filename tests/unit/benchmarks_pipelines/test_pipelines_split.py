@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.pipelines.composing import RECEIVE, PipelineRecordings
+from benchmarks.pipelines.microbatches import read_chunks
+from benchmarks.pipelines.timetables import Pipeline, order_pipeline
+from benchmarks.pipelines.torch_orders import read_actions
 from swapkit.errors import InvalidArgument
 from swapkit.ir.checks import check_trace
-from swapkit.ir.microbatches import read_chunks
-from swapkit.ir.pipelines import RECEIVE, PipelineRecordings
-from swapkit.ir.timetables import Pipeline, order_pipeline
-from swapkit.ir.torch_orders import read_actions
 from swapkit.ir.traces import Kind, Operator, Phase, Storage, Trace
 
 FORWARD, BACKWARD = Phase.FORWARD, Phase.BACKWARD

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from benchmarks.pipelines.early import find_early
+from benchmarks.pipelines.ways import Cost, StageWays, Way
 from swapkit.ir.traces import Phase
-from swapkit.planning.pipelines.early import find_early
-from swapkit.planning.pipelines.ways import Cost, StageWays, Way
+from swapkit.planning.lean_plans import QUICK
 from swapkit.planning.planner import restrict
 from swapkit.planning.search.feasibility import find_least
-from swapkit.planning.search.local_search import Effort
 from swapkit.planning.search.solving import Solution, plan_problem
 from swapkit.simulation.lowering import lower
 from swapkit.simulation.schedules import make_schedule
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 SHARES = (0.97, 0.9, 0.8, 0.65, 0.45, 0.2, 0.0)  # budgets between the least and the machine's
 WORTH = 0.25  # of a job's time; a job with less slack does not recompute to save memory
-QUICK = Effort(starts=40, changes=400)  # for all plans but a stage's own best
 
 
 def measure_curve(

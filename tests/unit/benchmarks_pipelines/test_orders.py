@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks._pipeline_orders import SCHEDULES, make_schedule
+from benchmarks.pipelines.orders import BackwardPart, Job, JobOrder, JobTiming, count_in_flight
+from benchmarks.pipelines.schedules import SCHEDULES, make_schedule
+from benchmarks.pipelines.timetables import Pipeline, ScheduleName, order_pipeline
+from benchmarks.pipelines.torch_orders import read_actions, read_schedule
 from swapkit.errors import InvalidArgument
-from swapkit.ir.orders import BackwardPart, Job, JobOrder, JobTiming, count_in_flight
-from swapkit.ir.timetables import Pipeline, ScheduleName, order_pipeline
-from swapkit.ir.torch_orders import read_actions, read_schedule
 from swapkit.ir.traces import Phase
 
 F, B = Phase.FORWARD, Phase.BACKWARD

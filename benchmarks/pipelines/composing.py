@@ -18,18 +18,18 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from benchmarks.pipelines.microbatches import read_chunks
+from benchmarks.pipelines.orders import BackwardPart, Job, JobTiming
+from benchmarks.pipelines.timetables import Pipeline, order_jobs, order_pipeline
 from swapkit.errors import InvalidArgument
-from swapkit.ir.microbatches import read_chunks
-from swapkit.ir.orders import BackwardPart, Job, JobTiming
-from swapkit.ir.timetables import Pipeline, order_jobs, order_pipeline
 from swapkit.ir.traces import BEFORE, Event, Kind, Operator, Phase, Storage, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from swapkit.ir.microbatches import Chunk, MicrobatchRecording
-    from swapkit.ir.orders import JobOrder
-    from swapkit.ir.timetables import ScheduleName
+    from benchmarks.pipelines.microbatches import Chunk, MicrobatchRecording
+    from benchmarks.pipelines.orders import JobOrder
+    from benchmarks.pipelines.timetables import ScheduleName
 
 RECEIVE = "receive"  # name of the operator through which a microbatch's inputs arrive
 _LEAST_BUBBLE_SECONDS = 1e-9  # shorter bubbles are rounding errors

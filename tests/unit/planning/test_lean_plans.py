@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from swapkit.ir.plans import Action, Plan
-from swapkit.planning.pipelines.lean_plans import make_lean_plan, make_lean_plans
+from swapkit.planning.lean_plans import make_lean_plan, make_lean_plans
 from swapkit.planning.planner import PlanTarget, find_floor, make_plan
 from swapkit.simulation.validator import find_violations
+from tests.support.matrix_layers import ACTIVATION, layers, machine
 from tests.support.random_traces import random_trace
-from tests.unit.planning.pipelines.small import ACTIVATION, layers, machine
 
 TRACE = layers(6)
 AMPLE = machine(TRACE.peak_bytes, bytes_per_second=1.0)  # too slow to swap

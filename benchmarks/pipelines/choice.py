@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from swapkit.ir.orders import JobTiming
-    from swapkit.planning.pipelines.ways import StageWays
+    from benchmarks.pipelines.orders import JobTiming
+    from benchmarks.pipelines.ways import StageWays
 
 LEAST_GAIN = 1e-9  # of the step's time; less is a rounding error
 # Limits for the work of a choice: timings of the whole pipeline, and jobs timed.

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from swapkit.planning.pipelines.curves import QUICK
 from swapkit.planning.placed import predict_reserved
 from swapkit.planning.planner import restrict
 from swapkit.planning.search.feasibility import find_least
+from swapkit.planning.search.local_search import Effort
 from swapkit.planning.search.solving import Solution, plan_problem
 from swapkit.simulation.lowering import lower
 from swapkit.simulation.timeline import as_plan
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from swapkit.ir.plans import Plan
     from swapkit.ir.traces import Trace
     from swapkit.planning.planner import PlanTarget
-    from swapkit.planning.search.local_search import Effort
     from swapkit.planning.search.trials import Actions
     from swapkit.simulation.problems import Problem
 
+QUICK = Effort(starts=40, changes=400)
 HALVINGS = 7  # of the range of budgets
 ROUNDING = 1e-9  # of a time
 

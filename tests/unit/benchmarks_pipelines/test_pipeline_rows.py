@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks import pipelines
-from benchmarks._claim_stages import Stage
-from benchmarks._pipeline_orders import SCHEDULES
-from benchmarks._pipeline_rows import Scale, measure_fewer_ranks, measure_scale, measure_seed
 from benchmarks._planner_models import SHAPES
+from benchmarks.pipelines import __main__ as command
+from benchmarks.pipelines.claim_stages import Stage
+from benchmarks.pipelines.rows import Scale, measure_fewer_ranks, measure_scale, measure_seed
+from benchmarks.pipelines.schedules import SCHEDULES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,12 +58,12 @@ def test_fewer_ranks_row_when_memory_is_equal_then_the_gain_is_computed() -> Non
 def test_rows_when_listed_then_up_to_1024_ranks_and_written_flat(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    scales = list(pipelines.list_scales(1024))
+    scales = list(command.list_scales(1024))
     assert {each.name for each in scales if each.ranks == 8} == set(SCHEDULES)
     assert max(each.ranks for each in scales) == 1024
     quick = [Scale(name="1F1B", ranks=2, microbatches=4, layers=1, tokens=512, shape="tiny")]
-    monkeypatch.setattr(pipelines, "list_scales", lambda _: quick)
-    pipelines.main(["--only", "schedules", "--json", str(tmp_path / "rows.json")])
+    monkeypatch.setattr(command, "list_scales", lambda _: quick)
+    command.main(["--only", "schedules", "--json", str(tmp_path / "rows.json")])
     figures = json.loads((tmp_path / "rows.json").read_text())
     assert figures["1F1B_2_jobs"] == 2 * 2 * 4
     assert "1F1B" in capsys.readouterr().out

@@ -6,10 +6,10 @@ from itertools import groupby
 
 import pytest
 
+from benchmarks.pipelines.composing import RECEIVE, compose_pipeline, compose_stages
+from benchmarks.pipelines.timetables import Job, Pipeline, count_in_flight, order_jobs, time_jobs
 from swapkit.errors import InvalidArgument
 from swapkit.ir.checks import check_trace
-from swapkit.ir.pipelines import RECEIVE, compose_pipeline, compose_stages
-from swapkit.ir.timetables import Job, Pipeline, count_in_flight, order_jobs, time_jobs
 from swapkit.ir.traces import BEFORE, Event, EventKind, Kind, Operator, Phase, Storage, Trace
 
 FORWARD, BACKWARD = Phase.FORWARD, Phase.BACKWARD

@@ -8,7 +8,7 @@ Models are recorded on the meta device for an Ascend 910B. Every device has the 
   separate ones, and take less memory.
 - Torch's schedules on 8 to 1,024 ranks, a 70B-shaped model of 4 layers per chunk. Curves of time
   and memory are estimated from one microbatch of each kind of chunk
-  (`swapkit/planning/pipelines/periodic.py`); the memory is an upper bound, the mean of all ranks.
+  (`periodic.py`); the memory is an upper bound, the mean of all ranks.
   Percentages: how much slower the step is than without a limit. The link is slower, as where
   several devices share it; at full speed all copies are hidden, and there is nothing to decide.
 - S2's gain from fewer tensor-parallel ranks: eight devices as tp8, and as tp1 with dp8 and a plan,
@@ -22,21 +22,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks import _claim_stages
-from benchmarks._pipeline_orders import SCHEDULES
-from benchmarks._pipeline_rows import (
+from benchmarks.pipelines import claim_stages
+from benchmarks.pipelines.rows import (
     Figures,
     Scale,
     measure_fewer_ranks,
     measure_scale,
     measure_seed,
 )
+from benchmarks.pipelines.schedules import SCHEDULES
 from swapkit.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -69,7 +66,7 @@ def run_seeds(options: argparse.Namespace) -> Figures:
     figures: Figures = {}
     for name, (stage, claim) in CLAIMS.items():
         found = measure_seed(
-            getattr(_claim_stages, stage), spare=SPARE, link_bytes_per_s=options.link
+            getattr(claim_stages, stage), spare=SPARE, link_bytes_per_s=options.link
         )
         figures |= prefix(name, {**found, "claim": claim, "reached": found["joint_gain"] >= claim})
         memory = found["joint_bytes"] / found["separate_bytes"] - 1
@@ -163,7 +160,7 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse_options(arguments)
-    print(f"{_claim_stages.HARDWARE}, link {options.link / 1e9:g} GB/s each way\n")
+    print(f"{claim_stages.HARDWARE}, link {options.link / 1e9:g} GB/s each way\n")
     runs = {"seeds": run_seeds, "schedules": run_scales, "ranks": run_fewer_ranks}
     figures: Figures = {
         "link_bytes_per_s": options.link,

@@ -13,14 +13,14 @@ import torch
 
 from benchmarks._planner_instances import measure_memory
 from benchmarks._planner_models import SHAPES, Shape, build, make_inputs, recompute_layers, run
+from benchmarks.pipelines.composing import compose_pipeline
 from swapkit.api.recording import record
 from swapkit.errors import InfeasibleBudget
 from swapkit.ir.machines import Machine
-from swapkit.ir.pipelines import compose_pipeline
 from swapkit.planning.planner import make_plan
 
 if TYPE_CHECKING:
-    from swapkit.ir.timetables import ScheduleName
+    from benchmarks.pipelines.timetables import ScheduleName
     from swapkit.ir.traces import Trace
 
 HARDWARE = "Ascend 910B"

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from benchmarks.pipelines.snapshots import read_snapshot
 from swapkit.errors import InvalidDocument
 from swapkit.ir.snapshot_files import decode_snapshot, unpickle_plain
-from swapkit.ir.snapshots import read_snapshot
 from swapkit.ir.traces import BEFORE, Kind, Phase, Storage
 
 if TYPE_CHECKING:

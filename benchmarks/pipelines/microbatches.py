@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
+from benchmarks.pipelines.orders import BackwardPart
 from swapkit.errors import InvalidArgument
-from swapkit.ir.orders import BackwardPart
 from swapkit.ir.traces import BEFORE, Event, EventKind, Kind, Phase, Storage, Trace
 
 if TYPE_CHECKING:
-    from swapkit.ir.orders import Job
+    from benchmarks.pipelines.orders import Job
 
 _JOB_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 Chunk: TypeAlias = Trace | Sequence[Trace]  # one for all microbatches, or one for each

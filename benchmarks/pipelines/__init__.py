@@ -1,0 +1,1 @@
+"""Pipelines planned as a whole, in simulations: `python -m benchmarks.pipelines`."""

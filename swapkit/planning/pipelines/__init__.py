@@ -1,1 +1,0 @@
-"""Plans for all stages of a pipeline together."""
