@@ -138,12 +138,14 @@ check: check-quick check-c check-sanitisers check-shim
 check-quick: check-python check-style
 
 check-python: setup
-	@echo "check: format, lint, types, floors, stub"
+	@echo "check: format, lint, types, floors, sizes, stub"
 	@$(BIN)/ruff format -q --check
 	@$(BIN)/ruff check -q
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/lint-imports --no-cache >$(VENV)/floors.log || { cat $(VENV)/floors.log; exit 1; }
 	@$(BIN)/python -m tools.check_includes
+	@$(BIN)/python -m tools.reachable
+	@$(BIN)/python -m tools.package_size >$(VENV)/sizes.log || { cat $(VENV)/sizes.log; exit 1; }
 	@$(BIN)/python -m tools.generate_stub --check
 
 check-style: setup
