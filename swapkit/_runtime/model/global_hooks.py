@@ -34,7 +34,7 @@ from swapkit._runtime.torch_compat.internals import (
     module_hooks,
     optimizer_hooks,
 )
-from swapkit._runtime.torch_compat.isolation import untraced
+from swapkit._runtime.torch_compat.isolation import uncompiled, untraced
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -263,13 +263,13 @@ def find_inputs() -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 # A step may be compiled; the listeners are not.
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@uncompiled
 def _before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
     for listener in steps.now:
         listener.before_step(optimizer)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@uncompiled
 def _after_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
     for listener in steps.now:
         listener.after_step(optimizer)

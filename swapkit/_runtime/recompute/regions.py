@@ -42,7 +42,7 @@ from swapkit._runtime.torch_compat.internals import (
     is_dual_level_open,
     mode_of_kind,
 )
-from swapkit._runtime.torch_compat.isolation import untraced, untraced_itself
+from swapkit._runtime.torch_compat.isolation import uncompiled_itself, untraced, untraced_itself
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 # Not recursive: the function inside may be compiled.
-@torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator, no-untyped-call]
+@uncompiled_itself
 def run_region(
     terms: Recompute,
     function: Callable[..., Any],

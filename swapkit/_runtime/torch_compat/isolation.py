@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from swapkit._runtime.torch_compat.internals import (
     FrameAction,
@@ -40,6 +40,25 @@ def untraced(function: _Function) -> _Function:
 def untraced_itself(function: _Function) -> _Function:
     """Exclude a function that calls user code from compilation; its callees may be compiled."""
     return _leave_alone(function, FrameAction.DEFAULT)
+
+
+def uncompiled(function: _Function) -> _Function:
+    """Exclude a function and its callees from compilation, also where compiled code calls it.
+
+    The compiler would inline a function that is only `untraced` into a compiled caller; at this one
+    it breaks the caller's graph, as at one of `torch.compiler.disable`, which loads the compiler.
+    """
+    return _break_graph(untraced(function))
+
+
+def uncompiled_itself(function: _Function) -> _Function:
+    """Exclude a function as `uncompiled` does; its callees may be compiled."""
+    return _break_graph(untraced_itself(function))
+
+
+def _break_graph(function: _Function) -> _Function:
+    cast("Any", function)._torchdynamo_disable = True  # noqa: SLF001 - `torch.compiler.disable` sets it
+    return function
 
 
 def _leave_alone(function: _Function, callees: FrameAction) -> _Function:

@@ -19,6 +19,7 @@ import torch
 
 from swapkit._runtime.thread_state import thread_state
 from swapkit._runtime.torch_compat.internals import AROUND_MODULE_CALL, is_tracing
+from swapkit._runtime.torch_compat.isolation import uncompiled_itself
 from swapkit._runtime.torch_compat.pickling import PickledCall, loader
 from swapkit._runtime.user_choices.part import Part
 from swapkit.errors import SessionError
@@ -284,7 +285,7 @@ def chosen_functions() -> list[tuple[Any, Part]]:
 
 
 # Not recursive: the function inside may be compiled.
-@torch.compiler.disable(recursive=False)  # type: ignore[untyped-decorator, no-untyped-call]
+@uncompiled_itself
 def _run(
     part: Part, function: Callable[..., Any], args: tuple[object, ...], kwargs: dict[str, object]
 ) -> object:
