@@ -13,14 +13,10 @@ from swapkit._native.lib import NULL, check, ffi, lib
 if TYPE_CHECKING:
     from swapkit._native._lib import CData
 
-IS_THERE = hasattr(lib, "sk_layout_make")  # a core compiled before this module lacks it
 MOST_BYTES = 1 << 60
-if IS_THERE:
-    FIRST_FIT, BEST_FIT = lib.SK_LAYOUT_FIRST_FIT, lib.SK_LAYOUT_BEST_FIT
-    FOUND, IMPOSSIBLE = lib.SK_LAYOUT_FOUND, lib.SK_LAYOUT_IMPOSSIBLE
-    RULES, MOST_EXACT = lib.SK_LAYOUT_RULES, lib.SK_LAYOUT_MOST_EXACT
-else:
-    FIRST_FIT, BEST_FIT, FOUND, IMPOSSIBLE, RULES, MOST_EXACT = 0, 1, 0, 1, 0, 0
+FIRST_FIT, BEST_FIT = lib.SK_LAYOUT_FIRST_FIT, lib.SK_LAYOUT_BEST_FIT
+FOUND, IMPOSSIBLE = lib.SK_LAYOUT_FOUND, lib.SK_LAYOUT_IMPOSSIBLE
+RULES, MOST_EXACT = lib.SK_LAYOUT_RULES, lib.SK_LAYOUT_MOST_EXACT
 
 
 class StopFlag:
@@ -90,31 +86,6 @@ class NativeItems:
         work = ffi.new("int64_t *")
         order = ffi.from_buffer("int32_t[]", order)
         check(lib.sk_layout_place(self._layout, order, fit, _writable("int64_t[]", offsets), work))
-        return int(work[0])
-
-    def improve(
-        self, order: Any, offsets: Any, *, most_work: int, target: int, seed: int, stop: StopFlag
-    ) -> int:
-        """Look for a lower layout than `offsets`, which `order` gave; return the work.
-
-        Args:
-            order: int32; set to the order of the lowest layout.
-            offsets: int64; set to that layout.
-            most_work: the search ends after it.
-            target: the search ends at this height.
-            seed: of the search's random numbers.
-            stop: ends the search early.
-        """
-        effort = _effort(most_work, target, seed, stop)
-        work = ffi.new("int64_t *")
-        status = lib.sk_layout_improve(
-            self._layout,
-            effort,
-            _writable("int32_t[]", order),
-            _writable("int64_t[]", offsets),
-            work,
-        )
-        check(status)
         return int(work[0])
 
     def press(self, offsets: Any, *, most_work: int, target: int, seed: int, stop: StopFlag) -> int:

@@ -213,7 +213,7 @@ SK_TEST(layout, test_search_when_the_bound_cannot_be_reached_then_impossible) {
     sk_layout_free(layout);
 }
 
-SK_TEST(layout, test_improve_and_press_when_stopped_then_at_once) {
+SK_TEST(layout, test_press_when_stopped_then_at_once) {
     items i;
     items_many(&i, 1, MANY);
     sk_layout *layout = make(&i);
@@ -225,9 +225,8 @@ SK_TEST(layout, test_improve_and_press_when_stopped_then_at_once) {
     const int32_t stop = 1;
     sk_layout_effort effort = {.most_work = INT64_MAX, .stop = &stop};
     sk_layout_outcome outcome = SK_LAYOUT_FOUND;
-    CHECK_OK(sk_layout_improve(layout, &effort, order, offsets, &work));
-    CHECK_EQUAL(0, work);
     CHECK_OK(sk_layout_press(layout, &effort, offsets, &work));
+    CHECK(work < WORK);
     CHECK_EQUAL(before, height_of(&i, offsets));
     effort.target = before;
     CHECK_OK(sk_layout_search(layout, &effort, SK_LAYOUT_WIDTH_AREA, offsets, &outcome));
@@ -240,12 +239,11 @@ static void lower(const sk_layout *layout, int32_t count, int64_t *offsets) {
     int64_t work = 0;
     const sk_layout_effort effort = {.most_work = 10 * WORK, .seed = 3};
     place(layout, count, order, offsets);
-    CHECK_OK(sk_layout_improve(layout, &effort, order, offsets, &work));
-    CHECK(work >= effort.most_work);
     CHECK_OK(sk_layout_press(layout, &effort, offsets, &work));
+    CHECK(work >= effort.most_work);
 }
 
-SK_TEST(layout, test_improve_and_press_then_lower_and_valid) {
+SK_TEST(layout, test_press_then_lower_and_valid) {
     items i;
     items_many(&i, 2, MANY);
     sk_layout *layout = make(&i);
@@ -255,12 +253,8 @@ SK_TEST(layout, test_improve_and_press_then_lower_and_valid) {
     place(layout, MANY, order, offsets);
     int64_t placed = height_of(&i, offsets);
     const sk_layout_effort effort = {.most_work = 10 * WORK, .seed = 3};
-    CHECK_OK(sk_layout_improve(layout, &effort, order, offsets, &work));
-    int64_t improved = height_of(&i, offsets);
     CHECK_OK(sk_layout_press(layout, &effort, offsets, &work));
-    int64_t pressed = height_of(&i, offsets);
-    CHECK(improved < placed);
-    CHECK(pressed < improved);
+    CHECK(height_of(&i, offsets) < placed);
     sk_layout_free(layout);
 }
 
@@ -307,7 +301,6 @@ static sk_status run_all(const items *i, int64_t *offsets) {
     sk_status status = sk_layout_make(&i->all, &layout);
     status = status != SK_OK ? status : sk_layout_measure(layout, &bound, offsets);
     status = status != SK_OK ? status : sk_layout_place(layout, order, 0, offsets, &work);
-    status = status != SK_OK ? status : sk_layout_improve(layout, &effort, order, offsets, &work);
     status = status != SK_OK ? status : sk_layout_press(layout, &effort, offsets, &work);
     status = status != SK_OK ? status : sk_layout_search(layout, &effort, 0, offsets, &outcome);
     status = status != SK_OK ? status : sk_layout_verify(&i->all, offsets, &bound);
@@ -350,7 +343,6 @@ SK_TEST(layout, test_no_items_then_no_work) {
     CHECK_OK(sk_layout_measure(layout, &bound, NULL));
     CHECK_EQUAL(0, bound);
     CHECK_OK(sk_layout_place(layout, &order, SK_LAYOUT_FIRST_FIT, &offset, &work));
-    CHECK_OK(sk_layout_improve(layout, &effort, &order, &offset, &work));
     CHECK_OK(sk_layout_press(layout, &effort, &offset, &work));
     CHECK_OK(sk_layout_search(layout, &effort, SK_LAYOUT_WIDTH_AREA, &offset, &outcome));
     CHECK_EQUAL(SK_LAYOUT_FOUND, outcome);

@@ -70,11 +70,6 @@ SK_API SK_NODISCARD sk_status sk_layout_measure(const sk_layout *layout, int64_t
  * `*work`, in entries visited. SK_INVALID: `order` is not a permutation, or fixed items overlap. */
 SK_API SK_NODISCARD sk_status sk_layout_place(const sk_layout *layout, const int32_t *order,
                                               sk_layout_fit fit, int64_t *offsets, int64_t *work);
-/* Place again and again, first fit, each time with the items nearest to the top earlier. `order`
- * and `offsets`, a layout that sk_layout_place() made, become the lowest found; sets `*work`. */
-SK_API SK_NODISCARD sk_status sk_layout_improve(const sk_layout *layout,
-                                                const sk_layout_effort *effort, int32_t *order,
-                                                int64_t *offsets, int64_t *work);
 /* Lower a layout without overlaps: items above a limit go back where those in their way weigh
  * least, and these in turn. `offsets` become the lowest found; sets `*work`. */
 SK_API SK_NODISCARD sk_status sk_layout_press(const sk_layout *layout,

@@ -12,13 +12,11 @@ from swapkit._native.layout import (
     FIRST_FIT,
     FOUND,
     IMPOSSIBLE,
-    IS_THERE,
     MOST_EXACT,
     RULES,
     NativeItems,
 )
 from swapkit.errors import InvalidArgument
-from swapkit.planning.layout import twin
 from swapkit.planning.layout.lanes import LANES, SearchLimits, run_lanes
 from swapkit.planning.layout.orders import PLACEMENTS, Measures, PlacementRule
 from swapkit.planning.layout.values import FREE, MemoryLayout
@@ -120,8 +118,6 @@ def _run(
 ) -> MemoryLayout:
     if not len(lifetimes):
         return _finish(lifetimes, np.zeros(0, np.int64), 0, "no items", limits)
-    if not IS_THERE:
-        return _place_without_core(lifetimes, tolerance, capacity, limits)
     search = make_search(limits)
     search.target = int(search.bound * (1 + tolerance)) if capacity is None else capacity
     best = search.run(has_capacity=capacity is not None)
@@ -132,11 +128,8 @@ def _finish(
     lifetimes: Lifetimes, offsets: Bytes, bound: int, method: str, limits: SearchLimits
 ) -> MemoryLayout:
     """Check a layout and return it."""
-    if IS_THERE:
-        items = NativeItems(lifetimes.starts, lifetimes.ends, lifetimes.nbytes, lifetimes.fixed)
-        height = items.verify(offsets)
-    else:
-        height = twin.verify(lifetimes, offsets)
+    items = NativeItems(lifetimes.starts, lifetimes.ends, lifetimes.nbytes, lifetimes.fixed)
+    height = items.verify(offsets)
     offsets.flags.writeable = False
     return MemoryLayout(
         offsets=offsets,
@@ -145,27 +138,6 @@ def _finish(
         method=method,
         seconds=limits.elapsed,
     )
-
-
-def _place_without_core(
-    lifetimes: Lifetimes, tolerance: float, capacity: int | None, limits: SearchLimits
-) -> MemoryLayout:
-    """Place in each order in turn, on this thread."""
-    bound, loads = twin.measure_loads(lifetimes)
-    target = int(bound * (1 + tolerance)) if capacity is None else capacity
-    measures = Measures.of(lifetimes, bound, loads)
-    best: _Placement | None = None
-    for rule in PLACEMENTS:
-        order = rule.order(measures)
-        offsets = twin.place(lifetimes, order, rule.fit)
-        height = int((offsets + lifetimes.nbytes).max())
-        if best is None or height < best.height:
-            best = _Placement(order=order, offsets=offsets, height=height, method=rule.name)
-        limits.poll()
-        if best.height <= target or limits.is_over:
-            break
-    assert best is not None
-    return _finish(lifetimes, best.offsets, bound, best.method, limits)
 
 
 class _Search:
@@ -210,7 +182,7 @@ class _Search:
         if len(self.lifetimes) <= MOST_PRESSED:
             for first in range(0, len(placed), LANES):  # the lowest need not stay the lowest
                 yield partial(self._press_some, placed[first : first + LANES])
-        yield partial(self._improve, placed)
+            yield self._improve
         if can_be_exact and has_capacity:
             yield partial(self._search_exactly, self.target, MOST_PLACEMENTS)
         elif can_be_exact and len(self.lifetimes) <= SMALL:
@@ -248,19 +220,13 @@ class _Search:
             )
         )
 
-    def _improve(self, placed: list[_Placement]) -> None:
-        """Improve the lowest placements, in two ways that suit different traces."""
-        if len(self.lifetimes) <= MOST_PRESSED:
-            work = int(self._work * (1 - RACE))
-            works = [
-                partial(self._press_hard_first, self.placements[0], self.seed + 1, work),
-                partial(self._repeat_and_press, placed[0], self.seed + 2, work),
-            ]
-        else:
-            works = [
-                partial(self._repeat, each, self.seed + lane, self._work)
-                for lane, each in enumerate(placed[:LANES])
-            ]
+    def _improve(self) -> None:
+        """Press the lowest placements on."""
+        work = int(self._work * (1 - RACE))
+        works = [
+            partial(self._press_hard_first, each, self.seed + 1 + lane, work)
+            for lane, each in enumerate(self.placements[:LANES])
+        ]
         self._keep(run_lanes(works, self.limits))
 
     @property
@@ -268,23 +234,6 @@ class _Search:
         """The work of one lane."""
         work = IMPROVEMENT_OF_MANY if len(self.lifetimes) > MANY else IMPROVEMENT
         return int(work * self.effort)
-
-    def _repeat_and_press(self, begun: _Placement, seed: int, work: int) -> _Placement:
-        repeated = self._repeat(begun, seed, work // 2)
-        return self._press_hard_first(repeated, seed, work // 2)
-
-    def _repeat(self, begun: _Placement, seed: int, work: int) -> _Placement:
-        """Place again, in orders close to that of a placement."""
-        order, offsets = begun.order.copy(), begun.offsets.copy()
-        self.items.improve(
-            order,
-            offsets,
-            most_work=work,
-            target=self.target,
-            seed=seed,
-            stop=self.limits.flag,
-        )
-        return self._as_improved(begun, order, offsets)
 
     def _press_hard_first(self, begun: _Placement, seed: int, work: int) -> _Placement:
         """Press the items that make the layout high, place the others around them, press all."""

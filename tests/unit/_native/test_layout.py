@@ -69,9 +69,7 @@ def test_a_search_ends_when_another_thread_sets_the_flag() -> None:
     ended = threading.Event()
 
     def search() -> None:
-        items.improve(
-            array("i", range(300)), offsets, most_work=1 << 62, target=0, seed=0, stop=stop
-        )
+        items.press(offsets, most_work=1 << 62, target=0, seed=0, stop=stop)
         ended.set()
 
     thread = threading.Thread(target=search)

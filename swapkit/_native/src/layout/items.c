@@ -36,25 +36,6 @@ static sk_status check_items(const sk_layout_items *items) {
     return SK_OK;
 }
 
-sk_status sk__layout_check_order(const sk_layout *layout, const int32_t *order) {
-    bool *seen = calloc((size_t)layout->nitems + 1, sizeof *seen);
-    if (seen == NULL) {
-        return sk__fail(SK_OUT_OF_HOST_MEMORY, "layout: no host memory for an order");
-    }
-    sk_status status = SK_OK;
-    for (int32_t place = 0; place < layout->nitems && status == SK_OK; place++) {
-        int32_t item = order[place];
-        if (item < 0 || item >= layout->nitems || seen[item]) {
-            status = sk__fail(SK_INVALID, "layout: order has item %d at %d: out of range or twice",
-                              item, place);
-        } else {
-            seen[item] = true;
-        }
-    }
-    free(seen);
-    return status;
-}
-
 /* ---- sections -------------------------------------------------------------------------------- */
 
 typedef struct sk__moment {

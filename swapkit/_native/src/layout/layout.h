@@ -1,7 +1,7 @@
 /* layout.h - items with their times as ranks, and the passes over them.
  *
- * items.c makes the ranks; place.c is one placement in a given order; improve.c repeats it;
- * search.c is exact; verify.c is a check that uses none of these. */
+ * items.c makes the ranks; place.c is one placement in a given order; eject.c
+ * lowers a layout; search.c is exact; verify.c is a check that uses none of these. */
 #ifndef SWAPKIT_LAYOUT_LAYOUT_H
 #define SWAPKIT_LAYOUT_LAYOUT_H
 
@@ -22,23 +22,6 @@ struct sk_layout {
     int64_t *section; /* nsections: the bytes alive in it */
     void *memory;     /* of the arrays of items */
 };
-
-/* The placed items of a stretch of sections, for one placement at a time. */
-typedef struct sk__space sk__space;
-
-/* NULL: no host memory. */
-sk__space *sk__space_make(const sk_layout *layout);
-void sk__space_free(sk__space *space);
-/* One placement: as sk_layout_place(), of a checked order. Ends with `*height` INT64_MAX as soon as
- * an item ends above `limit`. */
-sk_status sk__space_fill(sk__space *space, const int32_t *order, sk_layout_fit fit, int64_t limit,
-                         int64_t *offsets);
-/* The height of the last placement, and the entries visited by all of them. */
-int64_t sk__space_height(const sk__space *space);
-int64_t sk__space_work(const sk__space *space);
-
-/* SK_INVALID: not a permutation of the items. */
-sk_status sk__layout_check_order(const sk_layout *layout, const int32_t *order);
 
 /* The highest end of an item. */
 int64_t sk__layout_height(const sk_layout *layout, const int64_t *offsets);

@@ -26,13 +26,13 @@ typedef struct sk__level {
     sk__window *windows;
 } sk__level;
 
-struct sk__space {
+/* The placed items. */
+typedef struct sk__space {
     const sk_layout *layout;
     int32_t nlevels;
     sk__level levels[MOST_LEVELS]; /* from the finest */
-    int64_t height;
-    int64_t work;
-};
+    int64_t work;                  /* entries visited */
+} sk__space;
 
 /* ---- making and freeing ---------------------------------------------------------------------- */
 
@@ -45,27 +45,7 @@ static bool add_level(sk__space *space, int32_t stride) {
     return level->windows != NULL;
 }
 
-sk__space *sk__space_make(const sk_layout *layout) {
-    sk__space *space = calloc(1, sizeof *space);
-    if (space == NULL) {
-        return NULL;
-    }
-    space->layout = layout;
-    int32_t windows = layout->nitems / LEAST_SHARE;
-    windows = windows > MOST_WINDOWS ? MOST_WINDOWS : windows < 1 ? 1 : windows;
-    int64_t stride = (layout->nsections + windows - 1) / windows;
-    bool is_made = true;
-    for (; is_made && stride < layout->nsections; stride *= FACTOR) {
-        is_made = add_level(space, (int32_t)stride);
-    }
-    if (!is_made || !add_level(space, layout->nsections > 0 ? layout->nsections : 1)) {
-        sk__space_free(space);
-        return NULL;
-    }
-    return space;
-}
-
-void sk__space_free(sk__space *space) {
+static void free_space(sk__space *space) {
     if (space == NULL) {
         return;
     }
@@ -79,9 +59,26 @@ void sk__space_free(sk__space *space) {
     free(space);
 }
 
-int64_t sk__space_height(const sk__space *space) { return space->height; }
-
-int64_t sk__space_work(const sk__space *space) { return space->work; }
+/* NULL: no host memory. */
+static sk__space *make_space(const sk_layout *layout) {
+    sk__space *space = calloc(1, sizeof *space);
+    if (space == NULL) {
+        return NULL;
+    }
+    space->layout = layout;
+    int32_t windows = layout->nitems / LEAST_SHARE;
+    windows = windows > MOST_WINDOWS ? MOST_WINDOWS : windows < 1 ? 1 : windows;
+    int64_t stride = (layout->nsections + windows - 1) / windows;
+    bool is_made = true;
+    for (; is_made && stride < layout->nsections; stride *= FACTOR) {
+        is_made = add_level(space, (int32_t)stride);
+    }
+    if (!is_made || !add_level(space, layout->nsections > 0 ? layout->nsections : 1)) {
+        free_space(space);
+        return NULL;
+    }
+    return space;
+}
 
 /* ---- adding ---------------------------------------------------------------------------------- */
 
@@ -109,7 +106,6 @@ static bool add(sk__space *space, int32_t item, int64_t offset) {
     const sk_layout *layout = space->layout;
     const sk__entry entry = {offset, offset + layout->nbytes[item], layout->firsts[item],
                              layout->ends[item]};
-    space->height = entry.high > space->height ? entry.high : space->height;
     space->work += ITEM_WORK;
     for (int32_t number = 0; number < space->nlevels; number++) {
         if (!add_to_level(&space->levels[number], &entry)) {
@@ -189,16 +185,6 @@ static int64_t find(sk__space *space, int32_t item, sk_layout_fit fit) {
 
 /* ---- a placement ----------------------------------------------------------------------------- */
 
-static void clear(sk__space *space) {
-    space->height = 0;
-    for (int32_t number = 0; number < space->nlevels; number++) {
-        sk__level *level = &space->levels[number];
-        for (int32_t i = 0; i < level->count; i++) {
-            level->windows[i].count = 0;
-        }
-    }
-}
-
 static sk_status fail_memory(void) {
     return sk__fail(SK_OUT_OF_HOST_MEMORY, "layout: no host memory for the placed items");
 }
@@ -238,10 +224,8 @@ static sk_status add_fixed(sk__space *space, int64_t *offsets) {
     return SK_OK;
 }
 
-sk_status sk__space_fill(sk__space *space, const int32_t *order, sk_layout_fit fit, int64_t limit,
-                         int64_t *offsets) {
+static sk_status fill(sk__space *space, const int32_t *order, sk_layout_fit fit, int64_t *offsets) {
     const sk_layout *layout = space->layout;
-    clear(space);
     sk_status status = add_fixed(space, offsets);
     for (int32_t place = 0; place < layout->nitems && status == SK_OK; place++) {
         int32_t item = order[place];
@@ -249,14 +233,30 @@ sk_status sk__space_fill(sk__space *space, const int32_t *order, sk_layout_fit f
             continue;
         }
         offsets[item] = find(space, item, fit);
-        if (offsets[item] > limit - layout->nbytes[item]) {
-            space->height = INT64_MAX;
-            return SK_OK;
-        }
         if (!add(space, item, offsets[item])) {
             status = fail_memory();
         }
     }
+    return status;
+}
+
+/* SK_INVALID: not a permutation of the items. */
+static sk_status check_order(const sk_layout *layout, const int32_t *order) {
+    bool *seen = calloc((size_t)layout->nitems + 1, sizeof *seen);
+    if (seen == NULL) {
+        return sk__fail(SK_OUT_OF_HOST_MEMORY, "layout: no host memory for an order");
+    }
+    sk_status status = SK_OK;
+    for (int32_t place = 0; place < layout->nitems && status == SK_OK; place++) {
+        int32_t item = order[place];
+        if (item < 0 || item >= layout->nitems || seen[item]) {
+            status = sk__fail(SK_INVALID, "layout: order has item %d at %d: out of range or twice",
+                              item, place);
+        } else {
+            seen[item] = true;
+        }
+    }
+    free(seen);
     return status;
 }
 
@@ -265,16 +265,16 @@ sk_status sk_layout_place(const sk_layout *layout, const int32_t *order, sk_layo
     if (fit != SK_LAYOUT_FIRST_FIT && fit != SK_LAYOUT_BEST_FIT) {
         return sk__fail(SK_INVALID, "layout: no fit has the number %d", (int)fit);
     }
-    sk_status status = sk__layout_check_order(layout, order);
+    sk_status status = check_order(layout, order);
     if (status != SK_OK) {
         return status;
     }
-    sk__space *space = sk__space_make(layout);
+    sk__space *space = make_space(layout);
     if (space == NULL) {
         return fail_memory();
     }
-    status = sk__space_fill(space, order, fit, INT64_MAX, offsets);
+    status = fill(space, order, fit, offsets);
     *work += space->work;
-    sk__space_free(space);
+    free_space(space);
     return status;
 }

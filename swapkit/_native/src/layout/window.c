@@ -20,14 +20,10 @@ static bool add_chunk(sk__window *window, int32_t place) {
         window->chunks = chunks;
         window->room = room;
     }
-    if (window->count == window->nmade) {
-        sk__chunk *made = malloc(sizeof *made);
-        if (made == NULL) {
-            return false;
-        }
-        window->chunks[window->nmade++] = made;
+    sk__chunk *chunk = malloc(sizeof *chunk);
+    if (chunk == NULL) {
+        return false;
     }
-    sk__chunk *chunk = window->chunks[window->count];
     memmove(window->chunks + place + 1, window->chunks + place,
             (size_t)(window->count - place) * sizeof(sk__chunk *));
     chunk->count = 0;
@@ -136,7 +132,7 @@ bool sk__window_insert(sk__window *window, const sk__entry *entry) {
 }
 
 void sk__window_free(const sk__window *window) {
-    for (int32_t chunk = 0; chunk < window->nmade; chunk++) {
+    for (int32_t chunk = 0; chunk < window->count; chunk++) {
         free(window->chunks[chunk]);
     }
     free(window->chunks);

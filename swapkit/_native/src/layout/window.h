@@ -26,7 +26,6 @@ typedef struct sk__chunk {
 typedef struct sk__window {
     sk__chunk **chunks;
     int32_t count;
-    int32_t nmade; /* chunks of an earlier placement follow those in use */
     int32_t room;
 } sk__window;
 

@@ -12,11 +12,11 @@ from swapkit.errors import InfeasibleBudget
 from swapkit.ir.machines import Machine
 from swapkit.ir.plans import Action, Plan
 from swapkit.ir.traces import Operator, Phase, Storage, Trace
-from swapkit.planning.layout import twin
 from swapkit.planning.layout.lifetimes import NO_STORAGE, find_lifetimes
 from swapkit.planning.planner import make_plan
 from swapkit.simulation.allocators.rounding import ROUNDING_BYTES
 from swapkit.simulation.timeline import simulate
+from tests.oracles import layout_twin
 from tests.support.random_traces import random_trace
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def test_without_a_plan_the_bound_is_the_peak_of_the_trace(seed: int) -> None:
     trace = scale(random_trace(seed))
     plan = Plan(decisions=(), budget_bytes=AMPLE.budget_bytes)
     step = find_lifetimes(trace, plan, simulate(trace, plan, AMPLE))
-    bound, _ = twin.measure_loads(step.lifetimes)
+    bound, _ = layout_twin.measure_loads(step.lifetimes)
     assert step.resident_bytes + bound == trace.peak_bytes
 
 
@@ -74,7 +74,7 @@ def test_under_a_plan_the_bound_is_close_to_the_simulated_peak() -> None:
             continue
         trace, plan, schedule = planned
         step = find_lifetimes(trace, plan, schedule)
-        bound, _ = twin.measure_loads(step.lifetimes)
+        bound, _ = layout_twin.measure_loads(step.lifetimes)
         assert step.resident_bytes + bound <= plan.budget_bytes
         assert step.resident_bytes + bound >= 0.9 * schedule.prediction.peak_bytes
         compared += step.resident_bytes + bound == schedule.prediction.peak_bytes
@@ -107,8 +107,8 @@ def test_in_a_session_stays_end_where_the_plan_releases() -> None:
             continue
         some = find_lifetimes(*planned)
         more = find_lifetimes(*planned, in_session=True)
-        before, _ = twin.measure_loads(some.lifetimes)
-        after, _ = twin.measure_loads(more.lifetimes)
+        before, _ = layout_twin.measure_loads(some.lifetimes)
+        after, _ = layout_twin.measure_loads(more.lifetimes)
         assert more.resident_bytes + after <= planned[1].budget_bytes
         assert after >= before
         longer += after > before

@@ -8,10 +8,11 @@ from hypothesis import given, settings
 
 from swapkit._native.layout import BEST_FIT, FIRST_FIT, NativeItems, StopFlag
 from swapkit.errors import CorruptState, InvalidArgument
-from swapkit.planning.layout import placing, twin
+from swapkit.planning.layout import placing
 from swapkit.planning.layout.orders import PLACEMENTS, Measures
 from swapkit.planning.layout.placing import place
 from swapkit.planning.layout.values import Lifetimes, MemoryLayout
+from tests.oracles import layout_twin
 from tests.unit.planning.layout.drawing import (
     COUNTS,
     SEEDS,
@@ -31,7 +32,7 @@ def check(lifetimes: Lifetimes, layout: MemoryLayout) -> None:
     assert not overlaps(lifetimes, layout.offsets)
     assert layout.height == int((layout.offsets + lifetimes.nbytes).max(initial=0))
     assert layout.lower_bound <= layout.height
-    assert twin.verify(lifetimes, layout.offsets) == layout.height
+    assert layout_twin.verify(lifetimes, layout.offsets) == layout.height
 
 
 @settings(max_examples=60, deadline=None)
@@ -50,7 +51,7 @@ def test_the_bound_is_the_most_bytes_alive_at_any_time(seed: int, count: int) ->
     most = int((alive * lifetimes.nbytes).sum(1).max())
     loads = np.empty(count, np.int64)
     assert native(lifetimes).measure(loads) == most
-    bound, expected = twin.measure_loads(lifetimes)
+    bound, expected = layout_twin.measure_loads(lifetimes)
     assert bound == most
     assert np.array_equal(loads, expected)
     assert loads.max() == most
@@ -64,17 +65,17 @@ def test_the_twin_places_bit_by_bit_as_the_native_core(seed: int, count: int) ->
     for fit in (FIRST_FIT, BEST_FIT):
         offsets = np.empty(count, np.int64)
         native(lifetimes).place(order, fit, offsets)
-        assert np.array_equal(offsets, twin.place(lifetimes, order, fit))
+        assert np.array_equal(offsets, layout_twin.place(lifetimes, order, fit))
 
 
 def test_the_twin_equals_the_core_where_lists_have_many_chunks_and_levels() -> None:
     lifetimes = draw_lifetimes(5, 3000, times=2500, most_bytes=1 << 30)
-    bound, loads = twin.measure_loads(lifetimes)
+    bound, loads = layout_twin.measure_loads(lifetimes)
     for rule in PLACEMENTS:
         order = rule.order(Measures.of(lifetimes, bound, loads))
         offsets = np.empty(3000, np.int64)
         native(lifetimes).place(order, rule.fit, offsets)
-        assert np.array_equal(offsets, twin.place(lifetimes, order, rule.fit))
+        assert np.array_equal(offsets, layout_twin.place(lifetimes, order, rule.fit))
 
 
 @settings(max_examples=40, deadline=None)
@@ -132,7 +133,7 @@ def test_lanes_run_one_after_the_other_give_the_same_layout(
 
 def test_improvement_lowers_the_best_placement() -> None:
     lifetimes = draw_packing(9, 1100, side=1 << 20)
-    bound, loads = twin.measure_loads(lifetimes)
+    bound, loads = layout_twin.measure_loads(lifetimes)
     measures = Measures.of(lifetimes, bound, loads)
     heights = []
     for rule in PLACEMENTS:
@@ -216,7 +217,7 @@ def test_fixed_items_that_overlap_are_an_error() -> None:
     with pytest.raises(InvalidArgument, match="item 1 overlaps another fixed item"):
         place(lifetimes)
     with pytest.raises(InvalidArgument, match="item 1 overlaps another fixed item"):
-        twin.place(lifetimes, np.array([0, 1], np.int32), FIRST_FIT)
+        layout_twin.place(lifetimes, np.array([0, 1], np.int32), FIRST_FIT)
 
 
 def test_no_items_have_an_empty_layout() -> None:
@@ -258,14 +259,6 @@ def test_a_wrong_layout_is_never_returned(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(NativeItems, "place", place_all_at_zero)
     with pytest.raises(CorruptState, match=r"items . and . overlap"):
         place(Lifetimes(np.array([0, 1]), np.array([3, 4]), np.array([8, 8])), capacity=8)
-
-
-def test_without_the_native_function_the_twin_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    lifetimes = draw_laminar(13, 50)
-    monkeypatch.setattr(placing, "IS_THERE", False)
-    layout = place(lifetimes)
-    check(lifetimes, layout)
-    assert layout.excess == 0
 
 
 @pytest.mark.parametrize(

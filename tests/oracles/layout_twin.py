@@ -1,7 +1,6 @@
 """The placement and its check in plain NumPy.
 
-Both give the same as the native core, bit for bit. Tests compare the two. Where the core was
-compiled without layouts, `place` uses this module, without improvement and exact search.
+Both give the same as the native core, bit for bit.
 """
 
 from __future__ import annotations
