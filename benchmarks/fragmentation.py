@@ -1,15 +1,15 @@
 """Memory that planned addresses save, for the models of the seed document on fragmentation (S4).
 
 1. The document's configurations of Llama 2 7B, 13B and 70B, of one of their devices, without and
-   with recomputing every layer, recorded on the meta device (`_fragmentation_traces.py`). Their
-   requests go through a model of torch's allocator with its default settings, the same with
-   expandable segments, and swapkit's pool without and with planned addresses: what each reserves
-   without a limit, and the least memory that it needs (`fits from`). The document claims 0.31 to
-   2.19 GB.
+   with recomputing every layer, recorded on the meta device (`replay/steps.py`). Their requests
+   go through a model of torch's allocator with its default settings, the same with expandable
+   segments, and swapkit's pool without and with planned addresses: what each reserves without a
+   limit, and the least memory that it needs (`fits from`). The document claims 0.31 to 2.19 GB.
 2. A step of varying lengths, within a budget that only planned addresses fit into. Torch's
    allocator fails with more than 1 GiB reserved and not allocated.
 
-`python -m swapkit replay` does the same for any trace: docs/replay.md.
+`python -m benchmarks.replay` prints the same; with `--snapshot FILE`, the figures of a memory
+snapshot.
 
 `split blocks`: requests of a step that a part of a cached block serves, without and with planned
 addresses.
@@ -34,21 +34,21 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks._fragmentation_traces import (
+from benchmarks.replay.comparing import compare_allocators, measure_demand
+from benchmarks.replay.steps import (
     EXAMPLE,
     QUICK_EXAMPLE,
     list_configurations,
     list_quick_configurations,
 )
-from swapkit.replay.comparing import compare_allocators, measure_demand
-from swapkit.reporting.replays import format_replay
+from benchmarks.replay.texts import format_replay
 from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from benchmarks._fragmentation_traces import Configuration, VaryingLengths
-    from swapkit.reporting.replays import AllocatorReport
+    from benchmarks.replay.steps import Configuration, VaryingLengths
+    from benchmarks.replay.texts import AllocatorReport
 
 GIB = 1 << 30
 NATIVE, EXPANDABLE, POOL, PLANNED = KEYS = ("torch_native", "torch_expandable", "pool", "planned")
@@ -155,16 +155,25 @@ def measure_example(example: VaryingLengths) -> Figures:
     return figures
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print, and write the figures."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def make_parser(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser with the options of `run`."""
+    parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a few tiny steps")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def run(options: argparse.Namespace) -> None:
+    """Measure, print, and write the figures."""
     figures = measure_all(list_quick_configurations() if options.quick else list_configurations())
     figures |= measure_example(QUICK_EXAMPLE if options.quick else EXAMPLE)
     if options.json is not None:
         options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, print, and write the figures."""
+    run(make_parser(__doc__).parse_args(arguments))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ Recorded lifetimes are kept in build/layout_traces.
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import statistics
 import sys
@@ -33,6 +32,10 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._layout_traces import list_cases, list_quick_cases
+from benchmarks.replay.allocations import allocations_of_intervals
+from benchmarks.replay.expandable import ExpandableAllocator
+from benchmarks.replay.native import NativeAllocator
+from benchmarks.replay.replaying import replay
 from swapkit._native.layout import NativeItems
 from swapkit.planning.layout.orders import PLACEMENTS, SIZE_FIRST, Measures
 from swapkit.planning.layout.placing import place
@@ -41,6 +44,7 @@ from swapkit.planning.layout.values import Lifetimes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from benchmarks.replay.caching import CachingAllocator
     from swapkit.planning.layout.values import MemoryLayout
 
 SMALL, LARGE = 20_000, 82_000  # items
@@ -58,13 +62,13 @@ HEADER = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """The figures of one step; shares over the bound, None: not known."""
+    """The figures of one step; shares over the bound."""
 
     name: str
     items: int
     bound_bytes: int
-    native: float | None
-    expandable: float | None
+    native: float
+    expandable: float
     size_first: float
     portfolio: float
     final: float
@@ -73,12 +77,9 @@ class Row:
     method: str
 
     def show(self) -> str:
-        online = "".join(
-            f" {'-':>8}" if each is None else f" {each:>8.2%}"
-            for each in (self.native, self.expandable)
-        )
         return (
-            f"{self.name:<34} {self.items:>6} {self.bound_bytes / 2**30:>6.2f} GiB{online}"
+            f"{self.name:<34} {self.items:>6} {self.bound_bytes / 2**30:>6.2f} GiB"
+            f" {self.native:>8.2%} {self.expandable:>8.2%}"
             f" {self.size_first:>8.3%} {self.portfolio:>8.3%} {self.final:>8.3%}"
             f" {self.seconds:>5.2f} s {self.processor_seconds:>5.2f} s  {self.method}"
         )
@@ -99,8 +100,8 @@ def measure(name: str, lifetimes: Lifetimes) -> Row:
         name=name,
         items=len(lifetimes),
         bound_bytes=bound,
-        native=measure_online("native_peak", lifetimes, bound),
-        expandable=measure_online("expandable_peak", lifetimes, bound),
+        native=measure_online(NativeAllocator(), lifetimes, bound),
+        expandable=measure_online(ExpandableAllocator(), lifetimes, bound),
         size_first=heights[SIZE_FIRST.name] / bound - 1,
         portfolio=min(heights.values()) / bound - 1,
         final=layout.excess,
@@ -117,13 +118,11 @@ def time_layout(lifetimes: Lifetimes) -> tuple[MemoryLayout, float]:
     return layout, time.process_time() - begin
 
 
-def measure_online(function: str, lifetimes: Lifetimes, bound: int) -> float | None:
-    """Return the excess of an allocator that does not know the future; None: no such model."""
-    try:
-        models = importlib.import_module("swapkit.simulation.allocators")
-    except ImportError:
-        return None
-    return float(getattr(models, function)(lifetimes) / bound - 1)
+def measure_online(allocator: CachingAllocator, lifetimes: Lifetimes, bound: int) -> float:
+    """Return the excess of an allocator that does not know the future."""
+    columns = (lifetimes.starts, lifetimes.ends, lifetimes.nbytes)
+    trace = allocations_of_intervals(zip(*(each.tolist() for each in columns), strict=True))
+    return replay(trace, allocator).peak_reserved_bytes / bound - 1
 
 
 def summarise(rows: Sequence[Row]) -> dict[str, float | int | str]:

@@ -15,7 +15,6 @@ from swapkit.cli.doctor import doctor
 from swapkit.cli.estimate_script import estimate
 from swapkit.cli.machine import machine
 from swapkit.cli.plan_trace import plan
-from swapkit.cli.replay import replay
 from swapkit.cli.report import report
 from swapkit.cli.run import run
 
@@ -84,7 +83,6 @@ _COMMANDS: tuple[CliCommand, ...] = (
     plan,
     report,
     machine,
-    replay,
     build,
     demo,
 )

@@ -1,4 +1,4 @@
-"""Checks of traces, allocations, machines and plans. Each raises if the value is not sound.
+"""Checks of traces, machines and plans. Each raises if the value is not sound.
 
 The message names the place: `operators[12].seconds: expected a number of at least 0, ...`.
 """
@@ -8,22 +8,7 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from swapkit.ir.allocations import (
-    Allocation,
-    AllocationEvent,
-    AllocationEventKind,
-    AllocationTrace,
-)
-from swapkit.ir.fields import (
-    ALLOCATIONS,
-    MACHINE,
-    PLAN,
-    PREDICTION,
-    SHAPES,
-    TRACE,
-    Shape,
-    refuse,
-)
+from swapkit.ir.fields import MACHINE, PLAN, PREDICTION, SHAPES, TRACE, Shape, refuse
 from swapkit.ir.machines import Machine
 from swapkit.ir.plans import Action, Decision, Plan, Prediction, Tier
 from swapkit.ir.traces import BEFORE, Event, EventKind, Operator, Storage, Trace
@@ -55,63 +40,6 @@ def check_trace(trace: Trace) -> None:
     _check_lives(trace)
     _check_touches(trace)
     _check_events(trace)
-
-
-def check_allocations(trace: AllocationTrace) -> None:
-    """Check that an allocation trace can be replayed.
-
-    It takes its blocks in order, those that were present first. A block is given at most once, and
-    after its take. Only the end of a step has no block.
-
-    Raises:
-        InvalidDocument: the trace is not sound; the message says where.
-    """
-    _check_type("trace", trace, AllocationTrace)
-    _check_fields("", trace, ALLOCATIONS)
-    _check_version(trace.version, ALLOCATIONS)
-    _check_rows("blocks", trace.blocks, Allocation)
-    _check_rows("events", trace.events, AllocationEvent)
-    total = sum(block.nbytes for block in trace.blocks)
-    if total > MOST_TOTAL_BYTES:
-        refuse("blocks", f"at most {MOST_TOTAL_BYTES} bytes together", total)
-    if trace.present > len(trace.blocks):
-        refuse("present", f"at most {len(trace.blocks)}, the number of blocks", trace.present)
-    _check_order(trace)
-
-
-def _check_order(trace: AllocationTrace) -> None:
-    taken, live = 0, set[int]()
-    for number, event in enumerate(trace.events):
-        where = f"events[{number}]"
-        if number < trace.present and event.kind is not AllocationEventKind.TAKE:
-            refuse(f"{where}.kind", f"'take', for the first {trace.present} events", event.kind)
-        if event.kind is AllocationEventKind.STEP:
-            _check_mark(where, event)
-        elif event.kind is AllocationEventKind.GIVE:
-            _check_give(where, event, live)
-        elif event.block != taken or taken == len(trace.blocks):
-            refuse(f"{where}.block", _next_take(taken, len(trace.blocks)), event.block)
-        else:
-            live.add(taken)
-            taken += 1
-    if taken < len(trace.blocks):
-        refuse("events", f"a take of each of the {len(trace.blocks)} blocks", f"{taken} takes")
-
-
-def _check_mark(where: str, event: AllocationEvent) -> None:
-    if event.block is not None:
-        refuse(f"{where}.block", "nothing, as a step ends", event.block)
-
-
-def _check_give(where: str, event: AllocationEvent, live: set[int]) -> None:
-    """Check that a block is live, and remove it."""
-    if event.block is None or event.block not in live:
-        refuse(f"{where}.block", "a block that is taken and not yet given", event.block)
-    live.remove(event.block)
-
-
-def _next_take(taken: int, count: int) -> str:
-    return f"{taken}, as blocks are taken in order" if taken < count else f"at most {count} takes"
 
 
 def check_machine(machine: Machine) -> None:

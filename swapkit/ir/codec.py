@@ -1,4 +1,4 @@
-"""Traces, allocations, machines and plans as JSON documents.
+"""Traces, machines and plans as JSON documents.
 
 A document names its `format` and `version`. Operators, storages, events and decisions are tables:
 the field names, then one row for each value. All content that is read is checked (`checks.py`), so
@@ -18,8 +18,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from swapkit.errors import InvalidDocument
-from swapkit.ir.allocations import Allocation, AllocationEvent, AllocationTrace
-from swapkit.ir.checks import check_allocations, check_machine, check_plan, check_trace
+from swapkit.ir.checks import check_machine, check_plan, check_trace
 from swapkit.ir.documents import read_document, write_document
 from swapkit.ir.fields import SHAPES, Shape, refuse
 from swapkit.ir.machines import Machine
@@ -35,7 +34,6 @@ Value = TypeVar("Value")
 PLANNED = "swapkit plan with its trace"
 _HEADER = ("format", "version")
 _TABLES: dict[str, type] = {"operators": Operator, "storages": Storage, "events": Event}
-_ALLOCATION_TABLES: dict[str, type] = {"blocks": Allocation, "events": AllocationEvent}
 
 
 def encode_trace(trace: Trace) -> dict[str, object]:
@@ -61,35 +59,6 @@ def decode_trace(document: object) -> Trace:
     }
     trace = Trace(**_decode_fields(content, SHAPES[Trace]), **tables)
     check_trace(trace)
-    return trace
-
-
-def encode_allocations(trace: AllocationTrace) -> dict[str, object]:
-    """Return the document of an allocation trace.
-
-    Raises:
-        InvalidDocument: the trace is not sound and could not be read back.
-    """
-    check_allocations(trace)
-    tables = {
-        name: _encode_table(getattr(trace, name), kind) for name, kind in _ALLOCATION_TABLES.items()
-    }
-    return _encode_head(SHAPES[AllocationTrace]) | _encode_fields(trace) | tables
-
-
-def decode_allocations(document: object) -> AllocationTrace:
-    """Return the allocation trace of a document.
-
-    Raises:
-        InvalidDocument: the document is malformed or the trace not sound; the message says where.
-    """
-    shape = SHAPES[AllocationTrace]
-    content = _decode_head(document, shape, tuple(_ALLOCATION_TABLES))
-    tables: dict[str, Any] = {
-        name: _decode_table(name, content[name], kind) for name, kind in _ALLOCATION_TABLES.items()
-    }
-    trace = AllocationTrace(**_decode_fields(content, shape), **tables)
-    check_allocations(trace)
     return trace
 
 
@@ -188,17 +157,6 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
     """Read a trace; raises InvalidDocument, OSError if there is no file to read."""
     with inside(f"{path}: "):
         return decode_trace(read_document(path))
-
-
-def write_allocations(path: str | os.PathLike[str], trace: AllocationTrace) -> None:
-    """Write the document of an allocation trace; raises InvalidDocument, DiskError."""
-    write_document(path, encode_allocations(trace))
-
-
-def read_allocations(path: str | os.PathLike[str]) -> AllocationTrace:
-    """Read an allocation trace; raises InvalidDocument, OSError if there is no file to read."""
-    with inside(f"{path}: "):
-        return decode_allocations(read_document(path))
 
 
 def write_machine(path: str | os.PathLike[str], machine: Machine) -> None:

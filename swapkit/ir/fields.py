@@ -12,13 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from swapkit.errors import InvalidDocument
-from swapkit.ir import allocations, machines, plans, traces
-from swapkit.ir.allocations import (
-    Allocation,
-    AllocationEvent,
-    AllocationEventKind,
-    AllocationTrace,
-)
+from swapkit.ir import machines, plans, traces
 from swapkit.ir.machines import Machine
 from swapkit.ir.plans import PLANNED, Decision, Plan, Prediction, Tier
 from swapkit.ir.traces import BEFORE, Event, EventKind, Kind, Operator, Phase, Storage, Trace
@@ -294,30 +288,7 @@ PLAN = Shape(
         "bound_seconds": Optional(_SECONDS),
     },
 )
-ALLOCATION = Shape(
-    title="",
-    version=allocations.VERSION,
-    rules={
-        "nbytes": Whole(1, MOST_BYTES),
-        "stream": _COUNT,
-        "label": _TEXT,
-        "phase": Optional(Member(Phase)),
-    },
-)
-ALLOCATION_EVENT = Shape(
-    title="",
-    version=allocations.VERSION,
-    rules={"kind": Member(AllocationEventKind), "block": Optional(_COUNT)},
-)
-ALLOCATIONS = Shape(
-    title="swapkit allocations",
-    version=allocations.VERSION,
-    rules={"label": _TEXT, "device": _TEXT, "present": _COUNT},
-)
 SHAPES: dict[type, Shape] = {
-    Allocation: ALLOCATION,
-    AllocationEvent: ALLOCATION_EVENT,
-    AllocationTrace: ALLOCATIONS,
     Operator: OPERATOR,
     Storage: STORAGE,
     Event: EVENT,

@@ -31,7 +31,6 @@ GUIDES = (
     "docs/policies.md",
     "docs/quick-start.md",
     "docs/ranks.md",
-    "docs/replay.md",
     "docs/report.md",
     "docs/saved-plans.md",
     "docs/sessions.md",

@@ -15,8 +15,7 @@ import numpy as np
 
 from swapkit.ir.plans import Action
 from swapkit.ir.traces import BEFORE
-from swapkit.planning.layout.values import Lifetimes
-from swapkit.simulation.allocators.rounding import ROUNDING_BYTES
+from swapkit.planning.layout.values import ROUNDING_BYTES, Lifetimes
 from swapkit.simulation.event_moves import NEVER, find_event_lives, find_moves
 from swapkit.simulation.timeline import lower_for
 from swapkit.units import round_up

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     Bytes: TypeAlias = NDArray[np.int64]
     Order: TypeAlias = NDArray[np.int32]
 
+ROUNDING_BYTES = 512  # of block sizes in the pool: SK_ROUND_BYTES in pool.h
 FREE = -1  # an item without a fixed offset
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from swapkit.ir.pool_histories import BlockUse, PoolEventKind
-from swapkit.ir.snapshot_files import MODULE_FILE
 
 if TYPE_CHECKING:
     from swapkit.ir.pool_histories import PoolBlock, PoolEvent, PoolHistory, PoolSegment
 
 Entry: TypeAlias = "dict[str, Any]"
 
+MODULE_FILE = "module"  # the "file" of a frame whose name is a module's path
 _NS_PER_US = 1000
 _STATES = {
     BlockUse.IN_USE: "active_allocated",

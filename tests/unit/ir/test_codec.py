@@ -12,21 +12,12 @@ import pytest
 
 from swapkit.errors import InvalidDocument
 from swapkit.ir import codec
-from swapkit.ir.allocations import AllocationTrace
 from swapkit.ir.documents import parse_document
 from swapkit.ir.fields import SHAPES
 from swapkit.ir.machines import Machine
 from swapkit.ir.plans import Plan
 from swapkit.ir.traces import Operator, Phase, Storage, Trace
-from tests.unit.ir.values import (
-    ALLOCATIONS,
-    DECODERS,
-    DOCUMENTS,
-    MACHINE,
-    PLAN,
-    TRACE,
-    VALUES,
-)
+from tests.unit.ir.values import DECODERS, DOCUMENTS, MACHINE, PLAN, TRACE, VALUES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,8 +53,6 @@ def test_values_when_written_and_read_then_equal(tmp_path: Path) -> None:
     assert codec.read_machine(path) == MACHINE
     codec.write_plan(str(path), PLAN)
     assert codec.read_plan(str(path)) == PLAN
-    codec.write_allocations(path, ALLOCATIONS)
-    assert codec.read_allocations(path) == ALLOCATIONS
     codec.write_planned(path, TRACE, PLAN)
     assert codec.read_planned(path) == (TRACE, PLAN)
     assert [each.name for each in tmp_path.iterdir()] == ["value.json"]
@@ -90,8 +79,7 @@ def test_trace_when_written_then_a_line_for_each_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", list(SHAPES))
 def test_shape_when_compared_then_has_every_plain_field(kind: type) -> None:
     parts = {"version", "operators", "storages", "events", "decisions", "prediction", "trace"}
-    parts |= {"blocks"}
-    parts -= set() if kind in {AllocationTrace, Trace, Plan, Machine} else parts
+    parts -= set() if kind in {Trace, Plan, Machine} else parts
     parts |= {"host", "host_seconds", "reserved_bytes", "place"}  # of one session
     assert set(SHAPES[kind].rules) == {field.name for field in dataclasses.fields(kind)} - parts
 
@@ -152,18 +140,6 @@ def test_column_when_no_row_needs_it_then_left_out_and_read_again() -> None:
         ("trace", ("version",), "1", "version:", "got '1'"),
         ("trace", ("format",), "swapkit plan", "format:", "'swapkit trace', got 'swapkit plan'"),
         ("trace", ("colour",), 1, "document:", "got 'colour'"),
-        ("allocations", ("blocks", "rows", 0, 0), 0, "blocks[0].nbytes:", "from 1 to"),
-        ("allocations", ("blocks", "rows", 1, 1), -1, "blocks[1].stream:", "got -1"),
-        ("allocations", ("blocks", "rows", 1, 3), "x", "blocks[1].phase:", "or nothing, got 'x'"),
-        ("allocations", ("events", "rows", 0, 0), "step", "events[0].kind:", "for the first 1 ev"),
-        ("allocations", ("events", "rows", 1, 1), 2, "events[1].block:", "1, as blocks are taken"),
-        ("allocations", ("events", "rows", 3, 1), 2, "events[3].block:", "taken and not yet given"),
-        ("allocations", ("events", "rows", 5, 1), 1, "events[5].block:", "taken and not yet given"),
-        ("allocations", ("events", "rows", 2, 1), 0, "events[2].block:", "as a step ends, got 0"),
-        ("allocations", ("events", "rows", 3, 1), None, "events[3].block:", "not yet given"),
-        ("allocations", ("events", "rows", 5), ["take", 3], "events[5].block:", "at most 3 takes"),
-        ("allocations", ("events", "rows"), [], "events:", "each of the 3 blocks, got '0 takes'"),
-        ("allocations", ("present",), 4, "present:", "at most 3, the number of blocks, got 4"),
         ("machine", ("duplex",), 2.5, "duplex:", "from 1 to 2, got 2.5"),
         ("machine", ("out_bytes_per_second",), 0, "out_bytes_per_second:", "from 1 to"),
         ("machine", ("host_bytes",), -1, "host_bytes:", "or nothing, got -1"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from swapkit.errors import InvalidDocument
 from swapkit.ir import codec
-from swapkit.ir.checks import check_allocations, check_machine, check_plan, check_trace
+from swapkit.ir.checks import check_machine, check_plan, check_trace
 from swapkit.ir.documents import parse_document
 from tests.unit.ir.values import DECODERS, DOCUMENTS
 
@@ -62,8 +62,6 @@ def change(document: Any, data: st.DataObject, path: tuple[str | int, ...]) -> N
 def check(kind: str, value: Any) -> None:
     if kind == "trace":
         check_trace(value)
-    elif kind == "allocations":
-        check_allocations(value)
     elif kind == "machine":
         check_machine(value)
     elif kind == "plan":

@@ -1,16 +1,10 @@
-"""A trace, allocations, a machine and a plan that hold something in every field."""
+"""A trace, a machine and a plan that hold something in every field."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from swapkit.ir import codec
-from swapkit.ir.allocations import (
-    Allocation,
-    AllocationEvent,
-    AllocationEventKind,
-    AllocationTrace,
-)
 from swapkit.ir.machines import Machine
 from swapkit.ir.plans import Action, Decision, Plan, Prediction, Tier
 from swapkit.ir.traces import Event, EventKind, Kind, Operator, Phase, Storage, Trace
@@ -81,42 +75,20 @@ PLAN = Plan(
     ),
     bound_seconds=4.75,
 )  # fmt: skip
-TAKE, GIVE, STEP = AllocationEventKind
-ALLOCATIONS = AllocationTrace(
-    blocks=(
-        Allocation(nbytes=4096, label="weights"),
-        Allocation(nbytes=100, stream=1, label="forward (model.py:12)", phase=Phase.FORWARD),
-        Allocation(nbytes=513, phase=Phase.BACKWARD),
-    ),
-    events=(
-        AllocationEvent(kind=TAKE, block=0),
-        AllocationEvent(kind=TAKE, block=1),
-        AllocationEvent(kind=STEP),
-        AllocationEvent(kind=GIVE, block=1),
-        AllocationEvent(kind=TAKE, block=2),
-        AllocationEvent(kind=GIVE, block=2),
-    ),
-    present=1,
-    device="cuda",
-    label="Bündel",
-)
 DOCUMENTS: dict[str, dict[str, Any]] = {
     "trace": codec.encode_trace(TRACE),
-    "allocations": codec.encode_allocations(ALLOCATIONS),
     "machine": codec.encode_machine(MACHINE),
     "plan": codec.encode_plan(PLAN),
     "planned": codec.encode_planned(TRACE, PLAN),
 }
 DECODERS: dict[str, Callable[[object], Any]] = {
     "trace": codec.decode_trace,
-    "allocations": codec.decode_allocations,
     "machine": codec.decode_machine,
     "plan": codec.decode_plan,
     "planned": codec.decode_planned,
 }
 VALUES = {
     "trace": TRACE,
-    "allocations": ALLOCATIONS,
     "machine": MACHINE,
     "plan": PLAN,
     "planned": (TRACE, PLAN),

@@ -14,12 +14,11 @@ import torch
 from torch.cuda import _memory_viz
 
 import swapkit
+from benchmarks.replay.allocations import max_live_bytes
+from benchmarks.replay.snapshots import load_snapshot, read_snapshot
 from swapkit._runtime.allocators.installation import require_installation
 from swapkit._runtime.session.memory_history import PoolLook
 from swapkit.errors import DiskError, InvalidArgument, InvalidType, SessionError
-from swapkit.ir.allocations import max_live_bytes
-from swapkit.ir.snapshot_files import load_snapshot, unpickle_plain
-from swapkit.replay.reading import read_replayable
 from swapkit.testing import planning_at_once, slow_link
 from tests.support.gelu_layers import WIDTH, make, train
 from tests.support.sessions import in_use_bytes
@@ -67,13 +66,6 @@ def blocks_of(snapshot: dict[str, Any]) -> list[dict[str, Any]]:
 
 def parts_of_model() -> set[str]:
     return {f"{layer}{part}" for layer in range(6) for part in ("", ".0", ".1")}
-
-
-def memory_of(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        found = unpickle_plain(file)  # runs no code, refuses classes
-    assert isinstance(found, dict)
-    return found
 
 
 def test_steps_when_a_plan_was_followed_then_planned_and_measured(tmp_path: Path) -> None:
@@ -146,7 +138,7 @@ def test_memory_when_recorded_then_torchs_viewer_and_our_replay_read_it(
         session.export_trace(path)
         blocks, in_use = pool.blocks(), pool.in_use_bytes()
         reserved = pool.stats()["reserved_bytes.all.current"]
-    snapshot = memory_of(path)
+    snapshot = load_snapshot(path)
     check_snapshot(snapshot)
     assert sum(each["total_size"] for each in snapshot["segments"]) == reserved
     assert sum(each["allocated_size"] for each in snapshot["segments"]) == in_use
@@ -163,10 +155,9 @@ def test_memory_when_recorded_then_torchs_viewer_and_our_replay_read_it(
     assert "entries" in _memory_viz.trace(snapshot)
     assert _memory_viz.segsum(snapshot)
     # Ours.
-    trace = read_replayable(str(path))
+    trace = read_snapshot(path)
     assert 0 < max_live_bytes(trace) <= 4 << 20
     assert {"0.0", "5.1"} <= {block.label for block in trace.blocks}
-    assert load_snapshot(path).reserved_bytes == reserved
 
 
 def test_memory_when_the_session_ended_then_as_it_was_at_its_end(tmp_path: Path) -> None:
@@ -179,7 +170,7 @@ def test_memory_when_the_session_ended_then_as_it_was_at_its_end(tmp_path: Path)
     junk = [torch.ones(1 << 16) for _ in range(8)]
     session.export_trace(tmp_path / "memory.pickle")
     session.export_trace(tmp_path / "run.json")
-    snapshot = memory_of(tmp_path / "memory.pickle")
+    snapshot = load_snapshot(tmp_path / "memory.pickle")
     check_snapshot(snapshot)
     present = {
         block["requested_size"]
@@ -208,7 +199,7 @@ def test_memory_when_the_session_ends_meanwhile_then_the_record_is_kept(
 
         monkeypatch.setattr("swapkit._runtime.session.results.PoolLook", end_first)
         session.export_trace(tmp_path / "memory.pickle")
-    assert len(memory_of(tmp_path / "memory.pickle")["device_traces"][0]) > 100
+    assert len(load_snapshot(tmp_path / "memory.pickle")["device_traces"][0]) > 100
 
 
 def test_memory_when_the_session_ended_then_its_record_is_small_until_it_is_written(
@@ -225,7 +216,7 @@ def test_memory_when_the_session_ended_then_its_record_is_small_until_it_is_writ
         tracemalloc.stop()
     assert held_bytes < 100 * entries  # as objects, four times that
     session.export_trace(tmp_path / "memory.pickle")
-    assert len(memory_of(tmp_path / "memory.pickle")["device_traces"][0]) > entries // 2
+    assert len(load_snapshot(tmp_path / "memory.pickle")["device_traces"][0]) > entries // 2
 
 
 def test_memory_when_not_recorded_then_the_blocks_alone(tmp_path: Path) -> None:
@@ -234,7 +225,7 @@ def test_memory_when_not_recorded_then_the_blocks_alone(tmp_path: Path) -> None:
     with swapkit.budget("64MiB", policy="rescue") as session:
         session.mark_step()
         session.export_trace(tmp_path / "memory.pickle")
-    snapshot = memory_of(tmp_path / "memory.pickle")
+    snapshot = load_snapshot(tmp_path / "memory.pickle")
     check_snapshot(snapshot)
     assert snapshot["device_traces"] == [[]]
     assert held.data_ptr() in {block["address"] for block in blocks_of(snapshot)}
@@ -249,7 +240,7 @@ def test_memory_when_more_happens_than_is_kept_then_the_latest_and_still_sound(
         train(model, optimizer, 3)
         session.export_trace(tmp_path / "memory.pickle")
         session.export_trace(tmp_path / "run.json")
-    snapshot = memory_of(tmp_path / "memory.pickle")
+    snapshot = load_snapshot(tmp_path / "memory.pickle")
     check_snapshot(snapshot)
     assert 0 < len(snapshot["device_traces"][0]) <= 50
     assert json.loads((tmp_path / "run.json").read_bytes())["otherData"]["lost_events"] > 0
@@ -264,7 +255,7 @@ def test_record_when_switched_off_then_dropped(tmp_path: Path) -> None:
         session.record_memory_history(enabled=False)
         session.record_memory_history(enabled=False)
         session.export_trace(tmp_path / "memory.pickle")
-    assert memory_of(tmp_path / "memory.pickle")["device_traces"] == [[]]
+    assert load_snapshot(tmp_path / "memory.pickle")["device_traces"] == [[]]
 
 
 def test_record_when_another_session_records_then_refused_until_it_is_lost() -> None:

@@ -1,0 +1,1 @@
+"""The requests of a step through several allocators: `python -m benchmarks.replay`."""

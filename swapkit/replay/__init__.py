@@ -1,1 +1,0 @@
-"""`swapkit replay`: a trace of requests through several allocators, and their figures."""
