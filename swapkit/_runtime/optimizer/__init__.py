@@ -1,0 +1,1 @@
+"""Optimizer states that stay on the host between steps, and come to the device chunk by chunk."""

@@ -1,0 +1,1 @@
+"""The tables of a recorded step, each filled from one source."""
