@@ -122,7 +122,7 @@ $(READY_DOCS): $(READY)
 	@touch $@
 
 demo: $(READY_DEMO)
-	@$(BIN)/python -m swapkit demo $(ARGS)
+	@$(BIN)/python examples/demo.py $(ARGS)
 
 test: setup
 	@$(PYTEST) $(ARGS)
@@ -239,6 +239,6 @@ newest: setup
 
 clean:
 	@rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
-	@find swapkit tests tools benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	@find swapkit tests tools benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 	@rm -rf $(NATIVE)/_lib*.so $(NATIVE)/libswapkit.so $(VENV) $(NPU_VENV) .venv-oldest .venv-newest \
 		$(NEWEST_VENV)

@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from swapkit.demo.model import FeedForward, LanguageModel, next_byte_loss
-from swapkit.demo.sizes import SIZES
-from swapkit.demo.training import Training
+from examples.language_model import SIZES, FeedForward, LanguageModel, Training, next_byte_loss
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from swapkit.demo.sizes import ModelSize
+    from examples.language_model import ModelSize
 
 BYTE_VALUES = 256
 MODELS = {  # of the programs other than the demo's

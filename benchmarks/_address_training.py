@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
-import os
 import sys
 import time
 from contextlib import ExitStack
@@ -23,12 +22,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from benchmarks._address_programs import make_program
-from swapkit.demo.witness import process_peak_bytes
+from benchmarks._process_memory import process_peak_bytes
 
 if TYPE_CHECKING:
     from benchmarks._address_programs import Program
+    from examples.language_model import Training
     from swapkit._native.lives import LayoutStats
-    from swapkit.demo.training import Training
 
 SCHEDULED = Path("/proc/thread-self/schedstat")
 
@@ -56,18 +55,13 @@ class Glibc:
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
         self.begin()
-        self._base_bytes = self._peak()
+        self._base_bytes = process_peak_bytes()
 
     def begin(self) -> None:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # reset the peak
 
     def end(self) -> Figures:
-        return {"peak_bytes": self._peak() - self._base_bytes}
-
-    def _peak(self) -> int:
-        peak_bytes = process_peak_bytes(os.getpid())
-        assert peak_bytes is not None
-        return peak_bytes
+        return {"peak_bytes": process_peak_bytes() - self._base_bytes}
 
 
 class InPool:

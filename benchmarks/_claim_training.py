@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import swapkit
-from swapkit.demo.sizes import SIZES
-from swapkit.demo.training import Training
+from examples.language_model import SIZES, Training
 from swapkit.testing import planning_at_once, slow_link
 
 if TYPE_CHECKING:

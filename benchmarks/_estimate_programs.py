@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from swapkit.demo.model import LanguageModel, next_byte_loss
-from swapkit.demo.sizes import SIZES
+from examples.language_model import SIZES, LanguageModel, next_byte_loss
 
 if TYPE_CHECKING:
     from collections.abc import Callable

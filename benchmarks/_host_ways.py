@@ -18,8 +18,7 @@ from torch.utils.checkpoint import (
 
 import swapkit
 from benchmarks._per_saved_tensor import Passing
-from swapkit.demo.model import BYTE_VALUES, LanguageModel, next_byte_loss
-from swapkit.demo.sizes import ModelSize
+from examples.language_model import BYTE_VALUES, LanguageModel, ModelSize, next_byte_loss
 from swapkit.simulation.lowering import lower
 from swapkit.simulation.timeline import KEEP, SWAP, as_plan, run
 from swapkit.testing import planning_at_once

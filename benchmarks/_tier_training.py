@@ -8,7 +8,6 @@ median seconds of a step, and a digest of the parameters.
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import sys
 import time
@@ -18,9 +17,8 @@ from pathlib import Path
 import torch
 
 import swapkit
-from swapkit.demo.sizes import SIZES
-from swapkit.demo.training import Training
-from swapkit.demo.witness import process_peak_bytes
+from benchmarks._process_memory import process_peak_bytes
+from examples.language_model import SIZES, Training
 
 
 def main() -> None:
@@ -39,7 +37,7 @@ def main() -> None:
             seconds.append(time.perf_counter() - begin)
     facts = {
         "pool_peak_bytes": swapkit.memory_stats()["reserved_bytes.all.peak"],
-        "resident_peak_bytes": process_peak_bytes(os.getpid()),
+        "resident_peak_bytes": process_peak_bytes(),
         "step_seconds": statistics.median(seconds),
         "digest": training.digest(),
         "threads": torch.get_num_threads(),

@@ -11,8 +11,7 @@ import time
 
 import torch
 
-from swapkit.demo.sizes import SIZES
-from swapkit.demo.training import Training
+from examples.language_model import SIZES, Training
 
 
 def main() -> None:

@@ -31,8 +31,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import swapkit
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit.demo.model import LanguageModel, next_byte_loss
-from swapkit.demo.sizes import SIZES
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also for the GPU in tests/
+
+from examples.language_model import SIZES, LanguageModel, next_byte_loss
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
 
     Scope = AbstractContextManager[object]
 
-ROOT = Path(__file__).resolve().parent.parent
 LEAST_BYTES = 1024
 COPY = torch.ops.aten.copy_.default
 TO_COPY = torch.ops.aten._to_copy.default  # noqa: SLF001
@@ -218,7 +219,6 @@ def main() -> None:
     parser.add_argument("--size", choices=tuple(SIZES), default="tiny", help="size of the model")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to FILE")
     options = parser.parse_args()
-    sys.path.insert(0, str(ROOT))  # for the simulated GPU in tests/
     swapkit.install(device="cpu")
     figures = measure(Training(options.size))
     print_table(figures, options.size)

@@ -71,8 +71,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from benchmarks._host_ways import Scope, Step, Way
-    from swapkit.demo.model import LanguageModel
-    from swapkit.demo.sizes import ModelSize
+    from examples.language_model import LanguageModel, ModelSize
     from swapkit.planning.planner import Policy
 
     Make = Callable[[], Way]

@@ -10,7 +10,6 @@ import click
 from swapkit import __version__
 from swapkit.cli.base import BAD_INPUT, DONE, INTERRUPTED, CliCommand
 from swapkit.cli.build import build
-from swapkit.cli.demo import demo
 from swapkit.cli.doctor import doctor
 from swapkit.cli.estimate_script import estimate
 from swapkit.cli.machine import machine
@@ -25,7 +24,7 @@ NAME = "swapkit"
 _CODES = """\b
 Exit codes:
   0    done; doctor: no problem, notes at most
-  1    failed; doctor: a problem; demo: a run broke its promise
+  1    failed; doctor: a problem
   2    wrong options, an unreadable file, or a budget that no plan fits
   130  interrupted (Ctrl-C)
 `swapkit run` ends with the exit code of the script; a script that raises ends with 1.
@@ -84,7 +83,6 @@ _COMMANDS: tuple[CliCommand, ...] = (
     report,
     machine,
     build,
-    demo,
 )
 for _command in _COMMANDS:
     root.add_command(_command)

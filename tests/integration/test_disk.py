@@ -22,9 +22,8 @@ import pytest
 import torch
 
 import swapkit
+from examples.language_model import ModelSize, Training
 from swapkit._native.lib import lib
-from swapkit.demo.sizes import ModelSize
-from swapkit.demo.training import Training
 from swapkit.errors import DiskError
 from tests.support import MIB, installed, limit_above_reserved, start_python
 

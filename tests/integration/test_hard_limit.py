@@ -38,8 +38,8 @@ COMMON = """
         resource.setrlimit(resource.RLIMIT_DATA, (has_bytes + spare_bytes, hard))
 
     def build():
-        from swapkit.demo.sizes import ModelSize
-        from swapkit.demo.training import Training
+        from examples.language_model import ModelSize
+        from examples.language_model import Training
 
         size = ModelSize(
             dim=128, layers=4, heads=4, hidden=352, tokens=256, batch=16, steps=3

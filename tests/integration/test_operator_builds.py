@@ -133,9 +133,9 @@ def test_command_when_none_is_given_then_says_what_there_is(
     ("arguments", "said"),
     [
         (
-            ["--cflags", "--compat", "demo"],
-            "--cflags --compat with the command 'demo': a call prints options or runs a "
-            "command. Call 'swapkit --cflags --compat' or 'swapkit demo ...'.",
+            ["--cflags", "--compat", "doctor"],
+            "--cflags --compat with the command 'doctor': a call prints options or runs a "
+            "command. Call 'swapkit --cflags --compat' or 'swapkit doctor ...'.",
         ),
         (["--libs", "machine"], "--libs with the command 'machine': a call prints"),
         (

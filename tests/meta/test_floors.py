@@ -113,7 +113,6 @@ def test_libraries_when_loaded_then_only_where_the_file_is_known_to_be_safe() ->
         "_runtime/shim/library.py",  # through `open_own`
         "_native/hooks.py",  # of the package, like its modules
         "_runtime/affinity/system.py",  # by its name, from the system's folders
-        "demo/training.py",  # the process itself
     }
     loads = re.compile(r"\b(CDLL|PyDLL|LoadLibrary|load_library|ExtensionFileLoader)\(")
     package = ROOT / "swapkit"

@@ -11,8 +11,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from swapkit.demo.model import LanguageModel
-from swapkit.demo.sizes import ModelSize
+from examples.language_model import LanguageModel, ModelSize
 from tests.simulated.small_models import LENGTH, WIDTH
 
 VOCABULARY = 128
