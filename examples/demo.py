@@ -111,7 +111,7 @@ class Result:
 
 
 def train(run: Run) -> Result:
-    """Train until the plan is stable, then the timed steps, then another one."""
+    """Train until the plan is stable, then the timed steps, then two more."""
     result = Result(run=run)
     if run.has_pool:
         swapkit.install(None if run.policy else run.limit_bytes, device="cpu")
@@ -159,10 +159,11 @@ def _train(result: Result, training: Training, session: Session | None) -> None:
         if pool is None or (session is not None and session.stage != STABLE):
             step()
     result.seconds = [step() for _ in range(SIZES[result.run.size].steps)]
+    step(watched=True)
     ring = Ring(1 << 17)
     if pool is not None:
         pool.attach(ring)
-    step(watched=True)
+    step()  # not stopped, for the picture
     if pool is not None:
         pool.detach()
     result.series = [(each.time_ns, each.in_use_bytes) for each in ring.read()[0]]

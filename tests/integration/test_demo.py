@@ -70,7 +70,7 @@ def test_demo_when_run_at_half_the_peak_then_the_budget_holds_and_the_numbers_st
     assert 0 < limited.peak_bytes <= budget_bytes
     assert 0 < max(nbytes for _, nbytes in limited.series) <= budget_bytes
     for each in (plain, limited):
-        assert len(each.ranges) == 4, "two stops in the first step and two in the last"
+        assert len(each.ranges) == 4, "two stops in the first step, two in the last but one"
         assert 0.9 * each.peak_bytes < (each.resident_bytes or 0) <= each.peak_bytes
 
 
