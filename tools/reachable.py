@@ -138,7 +138,7 @@ class Package:
 
     def _is_entry(self, found: Found) -> bool:
         return found.path.startswith(ENTRIES) or any(
-            name in {"command", "group"} for name in names_in(found.node.decorator_list)
+            name in {"command", "group", "register"} for name in names_in(found.node.decorator_list)
         )
 
     def _has_foreign_base(self, node: Definition) -> bool:

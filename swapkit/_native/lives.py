@@ -26,16 +26,6 @@ class LivesMode(enum.IntEnum):
     SEPARATE = lib.SK_LIVES_SEPARATE
 
 
-class LifeClass(enum.IntEnum):
-    """How long a block lived."""
-
-    UNKNOWN = lib.SK_LIFE_UNKNOWN
-    TRANSIENT = lib.SK_LIFE_TRANSIENT  # freed in the phase that took it
-    ACTIVATION = lib.SK_LIFE_ACTIVATION  # freed in a later phase of the step
-    CROSSING = lib.SK_LIFE_CROSSING  # freed in the next step, before that step's request
-    LASTING = lib.SK_LIFE_LASTING  # in use at the next step's request, or not requested again
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
     """A member of a C structure, an unsigned number or an array of them. Bytes, of one number."""

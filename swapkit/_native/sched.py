@@ -217,10 +217,6 @@ class Group:
         """Note that the owner drops the device memory of a clean group."""
         check(lib.sk_group_evict(self._pointer))
 
-    def unevict(self) -> None:
-        """Undo `evict`: another reference kept the memory."""
-        check(lib.sk_group_unevict(self._pointer))
-
     def copy_in(
         self, device: int, *, owner: int, next_use: int, producer: Stream | int | None = None
     ) -> None:

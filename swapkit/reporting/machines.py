@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from swapkit.reporting.text import format_table
 from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -54,12 +53,6 @@ def summarize_machine(machine: Machine) -> str:
             f"{format_speed(machine.disk_read_bytes_per_second)}"
         )
     return text
-
-
-def format_machine(machine: Machine) -> str:
-    """Return all measured values of a machine as a table."""
-    heads, *rows = list_machine(machine)
-    return format_table(heads, rows)
 
 
 def list_machine(machine: Machine) -> list[tuple[str, str]]:

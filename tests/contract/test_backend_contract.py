@@ -19,6 +19,7 @@ from swapkit._native.pool import Pool
 from swapkit.errors import InvalidArgument, OutOfDeviceMemory
 from tests.cuda.simulated import build_driver
 from tests.npu.simulated import build_runtime
+from tests.support.instruments import Instrument
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,7 +36,7 @@ def open_cpu() -> Backend:
 
 
 def open_delay(inner: Backend) -> Backend:
-    backend = Backend.delay(inner)
+    backend = Instrument.delay(inner)
     backend.release_copies()
     return backend
 
@@ -75,22 +76,22 @@ KINDS: dict[str, Callable[[], Backend]] = {
     "cpu with limits": lambda: Backend.cpu(
         capacity_bytes=CAPACITY, copy_bytes_per_s=4 << 30, copy_latency_ns=1000
     ),
-    "fault": lambda: Backend.fault(open_cpu()),
+    "fault": lambda: Instrument.fault(open_cpu()),
     "delay": lambda: open_delay(open_cpu()),
-    "trace": lambda: Backend.trace(open_cpu(), 100),
-    "trace over fault over delay": lambda: Backend.trace(
-        Backend.fault(open_delay(open_cpu())), 100
+    "trace": lambda: Instrument.trace(open_cpu(), 100),
+    "trace over fault over delay": lambda: Instrument.trace(
+        Instrument.fault(open_delay(open_cpu())), 100
     ),
     "cuda": open_cuda,
     "cuda without virtual memory": lambda: open_cuda(virtual_memory=False),
-    "trace over fault over delay over cuda": lambda: Backend.trace(
-        Backend.fault(open_delay(open_cuda())), 100
+    "trace over fault over delay over cuda": lambda: Instrument.trace(
+        Instrument.fault(open_delay(open_cuda())), 100
     ),
     "ascend": open_ascend,
     "ascend without virtual memory": lambda: open_ascend(virtual_memory=False),
     "ascend in small pages": lambda: open_ascend(pages=Pages.NORMAL),
-    "trace over fault over delay over ascend": lambda: Backend.trace(
-        Backend.fault(open_delay(open_ascend())), 100
+    "trace over fault over delay over ascend": lambda: Instrument.trace(
+        Instrument.fault(open_delay(open_ascend())), 100
     ),
 }
 

@@ -17,6 +17,7 @@ from swapkit._native.backend import Backend, CopyKind, Stream
 from swapkit._native.lib import EXCEPTIONS, lib
 from swapkit._native.pool import Pool
 from swapkit.errors import OverBudget, SwapkitError
+from tests.support.instruments import Instrument
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +39,7 @@ class Scene:
     """A pool with streams, and the blocks that its steps hold."""
 
     def __init__(self, *, whole_segments: bool) -> None:
-        self.backend = Backend.fault(Backend.cpu(capacity_bytes=4 * BUDGET))
+        self.backend = Instrument.fault(Backend.cpu(capacity_bytes=4 * BUDGET))
         self.pool = Pool(self.backend, budget_bytes=BUDGET, whole_segments=whole_segments)
         self.streams: list[Stream | None] = [None]
         self.held: list[int] = []

@@ -75,11 +75,6 @@ def measure_machine(device: Device, limits: Limits, *, fresh: bool = False) -> M
     return machine
 
 
-def read_cached_machine(device: Device, limits: Limits) -> Machine | None:
-    """Return the cached machine model of a device with these limits; None: not measured yet."""
-    return _read(device, limits)
-
-
 def _measure(device: Device, limits: Limits) -> tuple[Machine, bool]:
     """Return the machine, and whether to cache it."""
     room_bytes = _room_bytes(device, limits.budget_bytes)

@@ -11,6 +11,7 @@ import pytest
 from swapkit._native.backend import Backend, CopyKind
 from swapkit._native.lib import lib
 from swapkit.errors import BackendError, InvalidArgument, OutOfDeviceMemory, OutOfHostMemory
+from tests.support.instruments import Instrument
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,7 +71,7 @@ def test_cpu_when_granules_are_not_possible_then_invalid_argument(granule_bytes:
 
 
 def test_delay_when_copy_is_held_then_event_waits_for_release() -> None:
-    with Backend.delay(Backend.cpu(capacity_bytes=MIB)) as backend:
+    with Instrument.delay(Backend.cpu(capacity_bytes=MIB)) as backend:
         stream, event, copy = backend.stream(), backend.event(), Copy()
         copy.start(backend, stream)
         event.record(stream)
@@ -83,7 +84,7 @@ def test_delay_when_copy_is_held_then_event_waits_for_release() -> None:
 
 
 def test_delay_when_all_are_released_then_later_copies_run_too() -> None:
-    with Backend.delay(Backend.cpu(capacity_bytes=MIB)) as backend:
+    with Instrument.delay(Backend.cpu(capacity_bytes=MIB)) as backend:
         backend.release_copies()
         stream = backend.stream()
         for _ in range(3):
@@ -104,7 +105,7 @@ def test_delay_when_all_are_released_then_later_copies_run_too() -> None:
 def test_fault_when_armed_then_the_nth_call_raises_its_error(
     status: int, error: type[Exception]
 ) -> None:
-    with Backend.fault(Backend.cpu(capacity_bytes=MIB)) as backend:
+    with Instrument.fault(Backend.cpu(capacity_bytes=MIB)) as backend:
         backend.arm_fault(2, forever=False, status=status)
         backend.memory_info()
         with pytest.raises(error, match="stream_create"):
@@ -114,7 +115,7 @@ def test_fault_when_armed_then_the_nth_call_raises_its_error(
 
 
 def test_fault_when_forever_then_until_disarmed() -> None:
-    with Backend.fault(Backend.cpu(capacity_bytes=MIB)) as backend:
+    with Instrument.fault(Backend.cpu(capacity_bytes=MIB)) as backend:
         backend.arm_fault(1, forever=True, status=lib.SK_BACKEND_FAILED)
         for _ in range(3):
             with pytest.raises(BackendError):
@@ -124,7 +125,7 @@ def test_fault_when_forever_then_until_disarmed() -> None:
 
 
 def test_trace_when_calls_are_made_then_the_last_are_remembered() -> None:
-    with Backend.trace(Backend.cpu(capacity_bytes=MIB), 3) as backend:
+    with Instrument.trace(Backend.cpu(capacity_bytes=MIB), 3) as backend:
         stream, copy = backend.stream(), Copy()
         backend.memory_info()
         copy.start(backend, stream)
@@ -137,13 +138,13 @@ def test_trace_when_calls_are_made_then_the_last_are_remembered() -> None:
 
 def test_trace_when_capacity_is_zero_then_invalid_and_inner_is_still_ours(backend: Backend) -> None:
     with pytest.raises(InvalidArgument, match="capacity of 0"):
-        Backend.trace(backend, 0)
+        Instrument.trace(backend, 0)
     assert backend.memory_info().free_bytes == 64 * MIB
 
 
 def test_wrapper_when_made_then_inner_handle_is_taken_over() -> None:
     inner = Backend.cpu(capacity_bytes=MIB)
-    with Backend.fault(inner) as outer:
+    with Instrument.fault(inner) as outer:
         assert inner.closed
         with pytest.raises(InvalidArgument, match="backend is closed"):
             inner.memory_info()

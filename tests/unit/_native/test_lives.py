@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import random
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 
 from swapkit._native.backend import Backend
-from swapkit._native.lives import TAG_BACKWARD, TAG_OPTIMIZER, LifeClass, Lives, LivesMode
+from swapkit._native.lib import lib
+from swapkit._native.lives import TAG_BACKWARD, TAG_OPTIMIZER, Lives, LivesMode
 from swapkit._native.pool import Pool, RingKind, set_tag
 from swapkit.planning.layout.steps import LIFE
 
@@ -20,6 +22,18 @@ if TYPE_CHECKING:
 
 KIB, MIB = 1 << 10, 1 << 20
 LAYERS, STEPS = 12, 8
+
+
+class LifeClass(enum.IntEnum):
+    """How long a block lived."""
+
+    UNKNOWN = lib.SK_LIFE_UNKNOWN
+    TRANSIENT = lib.SK_LIFE_TRANSIENT  # freed in the phase that took it
+    ACTIVATION = lib.SK_LIFE_ACTIVATION  # freed in a later phase of the step
+    CROSSING = lib.SK_LIFE_CROSSING  # freed in the next step, before that step's request
+    LASTING = lib.SK_LIFE_LASTING  # in use at the next step's request, or not requested again
+
+
 LONG = {LifeClass.ACTIVATION, LifeClass.CROSSING, LifeClass.LASTING}
 
 

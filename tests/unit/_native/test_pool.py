@@ -14,6 +14,7 @@ import pytest
 from swapkit._native.backend import Backend, CopyKind
 from swapkit._native.pool import BlockState, Pool, Ring, RingKind, set_tag
 from swapkit.errors import InvalidArgument, OutOfDeviceMemory, OverBudget
+from tests.support.instruments import Instrument
 from tests.support.threads import on_thread
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def test_blocks_when_taken_then_described(pool: Pool) -> None:
 
 
 def test_use_when_copy_is_pending_then_block_waits(backend: Backend) -> None:
-    with Backend.delay(Backend.cpu(capacity_bytes=64 * MIB)) as gated:
+    with Instrument.delay(Backend.cpu(capacity_bytes=64 * MIB)) as gated:
         pool, stream = Pool(gated), gated.stream()
         host = ctypes.create_string_buffer(KIB)
         address = pool.take(KIB)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from swapkit._native.backend import ANY_NODE, Backend
-from swapkit._native.lib import lib
+from swapkit._native.lib import check, lib
 from swapkit._native.sched import Group, Scheduler, State
 from swapkit.errors import (
     BackendError,
@@ -22,6 +22,7 @@ from swapkit.errors import (
     OutOfHostMemory,
 )
 from swapkit.ir.plans import Tier
+from tests.support.instruments import Instrument
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +45,7 @@ class Owners:
 class Rig:
     """A scheduler, device memory to copy, and the owners that came back."""
 
-    def __init__(self, backend: Backend, **options: object) -> None:
+    def __init__(self, backend: Instrument, **options: object) -> None:
         self.owners = Owners()
         self.backend = backend
         self.scheduler = Scheduler(backend, drop_owner=self.owners.address, **options)  # type: ignore[arg-type]
@@ -62,9 +63,13 @@ class Rig:
         group.copy_in(ctypes.addressof(self.back), owner=OWNER + 1, next_use=0)
 
 
+def unevict(group: Group) -> None:
+    check(lib.sk_group_unevict(group._pointer))
+
+
 @pytest.fixture
 def rig() -> Iterator[Rig]:
-    rig = Rig(Backend.cpu())
+    rig = Rig(Instrument.cpu())
     yield rig
     rig.scheduler.check()
 
@@ -72,7 +77,7 @@ def rig() -> Iterator[Rig]:
 @pytest.fixture
 def slow() -> Iterator[Rig]:
     """Copies wait until they are released."""
-    rig = Rig(Backend.delay(Backend.cpu()))
+    rig = Rig(Instrument.delay(Backend.cpu()))
     yield rig
     rig.backend.release_copies()
     rig.scheduler.check()
@@ -123,7 +128,7 @@ def test_group_when_in_a_state_then_only_the_allowed_moves_happen(rig: Rig, stat
     moves = {
         "copied out": (State.RESIDENT, rig.send),
         "evicted": (State.CLEAN, Group.evict),
-        "taken back": (State.OUT, Group.unevict),
+        "taken back": (State.OUT, unevict),
         "copied in": (State.OUT, rig.fetch),
     }
     names = {
@@ -147,7 +152,7 @@ def test_unevict_when_out_then_clean_with_its_copy(rig: Rig) -> None:
     rig.send(group)
     group.finish_out()
     group.evict()
-    group.unevict()
+    unevict(group)
     assert group.state == State.CLEAN
     group.evict()
     rig.fetch(group)
@@ -213,7 +218,7 @@ def test_host_address_when_the_copy_is_pinned_to_the_host_then_it_is_there(rig: 
 
 
 def test_copy_when_the_host_limit_would_be_passed_then_refused_and_the_owner_is_ours() -> None:
-    rig = Rig(Backend.cpu(), host_limit_bytes=128 * KIB)
+    rig = Rig(Instrument.cpu(), host_limit_bytes=128 * KIB)
     large = rig.group(256 * KIB)
     device = ctypes.create_string_buffer(256 * KIB)
     with pytest.raises(OutOfHostMemory):
@@ -228,7 +233,7 @@ def test_copy_when_the_host_limit_would_be_passed_then_refused_and_the_owner_is_
 
 
 def test_copy_when_a_call_of_the_backend_fails_then_nothing_is_left() -> None:
-    rig = Rig(Backend.fault(Backend.cpu()))
+    rig = Rig(Instrument.fault(Backend.cpu()))
     warm = rig.group()
     rig.send(warm)
     warm.finish_out()
@@ -295,7 +300,7 @@ def test_tier_when_there_is_no_disk_then_refused(rig: Rig) -> None:
 
 
 def test_tier_when_disk_then_the_bytes_are_written_and_read_back(tmp_path: Path) -> None:
-    rig = Rig(Backend.cpu(), host_limit_bytes=MIB, disk=tmp_path)
+    rig = Rig(Instrument.cpu(), host_limit_bytes=MIB, disk=tmp_path)
     group = rig.group(tier=Tier.DISK)
     rig.send(group)
     group.finish_out()
@@ -314,7 +319,7 @@ def test_tier_when_disk_then_the_bytes_are_written_and_read_back(tmp_path: Path)
 
 
 def test_disk_when_its_limit_is_passed_then_out_of_disk_and_still_resident(tmp_path: Path) -> None:
-    rig = Rig(Backend.cpu(), host_limit_bytes=64 * KIB, disk=tmp_path, disk_limit_bytes=64 * KIB)
+    rig = Rig(Instrument.cpu(), host_limit_bytes=64 * KIB, disk=tmp_path, disk_limit_bytes=64 * KIB)
     groups = [rig.group(tier=Tier.DISK) for _ in range(48)]
     refused = 0
     for group in groups:
@@ -330,7 +335,7 @@ def test_disk_when_its_limit_is_passed_then_out_of_disk_and_still_resident(tmp_p
 
 def test_disk_when_the_folder_is_missing_then_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(DiskError, match="nowhere"):
-        Rig(Backend.cpu(), disk=tmp_path / "nowhere")
+        Rig(Instrument.cpu(), disk=tmp_path / "nowhere")
 
 
 def policy_at(address: int) -> str:
@@ -352,7 +357,7 @@ def policy_at(address: int) -> str:
 def test_copy_when_its_host_node_is_known_then_its_memory_prefers_it(
     node: int, expected: str
 ) -> None:
-    backend = Backend.cpu()
+    backend = Instrument.cpu()
     backend.host_node = node
     rig = Rig(backend)
     group = rig.group(tier=Tier.HOST)

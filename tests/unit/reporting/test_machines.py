@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from swapkit.ir.machines import Machine
-from swapkit.reporting.machines import format_machine, format_seconds, summarize_machine
+from swapkit.reporting.machines import format_seconds, list_machine, summarize_machine
+from swapkit.reporting.text import format_table
 
 MACHINE = Machine(
     budget_bytes=10 << 30,
@@ -27,7 +28,8 @@ WITH_DISK = Machine(
 
 
 def test_machine_when_formatted_then_each_figure_has_its_line() -> None:
-    assert format_machine(MACHINE).splitlines() == [
+    heads, *rows = list_machine(MACHINE)
+    assert format_table(heads, rows).splitlines() == [
         "a device",
         "budget                   10.00 GiB",
         "out, to the host         24.50 GB/s, 12.0 us latency per copy",
@@ -40,7 +42,8 @@ def test_machine_when_formatted_then_each_figure_has_its_line() -> None:
 
 
 def test_machine_when_it_has_a_disk_then_its_speeds_and_room_are_named() -> None:
-    lines = format_machine(WITH_DISK).splitlines()
+    heads, *rows = list_machine(WITH_DISK)
+    lines = format_table(heads, rows).splitlines()
     assert lines[0] == "machine"
     assert lines[-4:] == [
         "host memory for copies   3.00 MiB",

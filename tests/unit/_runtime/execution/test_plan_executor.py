@@ -19,6 +19,7 @@ from swapkit.errors import SessionError
 from swapkit.ir.plans import Action, Decision, Plan
 from swapkit.ir.traces import EventKind
 from tests.support import MIB
+from tests.support.instruments import Instrument
 from tests.unit._runtime.plan_rig import (
     Apply,
     Course,
@@ -354,7 +355,7 @@ def test_storage_when_saved_again_in_a_scope_then_it_leaves_as_the_scope_says() 
 def test_storage_when_saved_again_in_a_scope_and_the_plan_ends_then_it_leaves_all_the_same() -> (
     None
 ):
-    held = Backend.delay(Backend.cpu())
+    held = Instrument.delay(Backend.cpu())
     course = Course(nn.Sequential(Apply(SaveAgain()), Twice()), backend=held)
     with course.running():
         trace = course.record()

@@ -14,6 +14,7 @@ from swapkit._runtime.shim.types import NO_LIMIT
 from swapkit.ir.plans import Action, Decision
 from swapkit.ir.traces import EventKind, Phase
 from tests.support import MIB
+from tests.support.instruments import Instrument
 from tests.unit._runtime.plan_rig import (
     Course,
     States,
@@ -106,7 +107,7 @@ def test_write_behind_when_it_is_held_then_nothing_is_copied_until_it_resumes() 
 
 
 def test_release_when_it_was_needed_meanwhile_then_it_stays() -> None:
-    slow = Backend.delay(Backend.cpu())
+    slow = Instrument.delay(Backend.cpu())
     course = Course(backend=slow)
     with course.running():
         trace = course.record()
@@ -127,7 +128,7 @@ def test_release_when_it_was_needed_meanwhile_then_it_stays() -> None:
 
 
 def test_rescue_when_planned_copies_are_done_then_they_go_and_it_is_none() -> None:
-    slow = Backend.delay(Backend.cpu())
+    slow = Instrument.delay(Backend.cpu())
     course = Course(backend=slow)
     with course.running():
         trace = course.record()

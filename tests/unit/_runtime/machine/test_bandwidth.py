@@ -19,6 +19,7 @@ from swapkit._runtime.saved.limits import Limits
 from swapkit.errors import BackendError, DiskError, OutOfHostMemory, OverBudget
 from swapkit.testing import slow_link
 from tests.support import MIB, limit_above_reserved
+from tests.support.instruments import Instrument
 from tests.unit._runtime.rig import in_use
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ def test_users_state_when_measured_then_as_before(device: Device) -> None:
 def test_link_when_it_fails_then_the_memory_is_given_back(
     installation: Installation, nth: int
 ) -> None:
-    backend = Backend.fault(Backend.cpu())
+    backend = Instrument.fault(Backend.cpu())
     before = in_use(installation)
     with get_runtime().linked(installation.device, backend):
         backend.arm_fault(nth, forever=True, status=lib.SK_BACKEND_FAILED)

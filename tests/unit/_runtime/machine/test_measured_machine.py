@@ -15,7 +15,8 @@ import torch
 
 from swapkit._runtime.machine import measured_machine as measuring
 from swapkit._runtime.machine.bandwidth import Speeds
-from swapkit._runtime.machine.measured_machine import measure_machine, read_cached_machine
+from swapkit._runtime.machine.measured_machine import _read as read_cached_machine
+from swapkit._runtime.machine.measured_machine import measure_machine
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.saved.limits import Limits
 from swapkit._runtime.shim.build import shim_name

@@ -12,6 +12,7 @@ from swapkit._native.backend import Backend
 from swapkit._native.sched import State
 from swapkit._runtime.saved.eviction import COPIES_IN_FLIGHT
 from tests.support import MIB, limit_above_reserved
+from tests.support.instruments import Instrument
 from tests.unit._runtime.rig import (
     EVERYTHING,
     KEEP,
@@ -90,7 +91,7 @@ def test_rescue_when_some_are_clean_then_they_go_before_older_ones() -> None:
 
 
 def test_rescue_when_a_copy_still_runs_then_its_group_is_not_clean() -> None:
-    slow = Backend.delay(Backend.cpu())
+    slow = Instrument.delay(Backend.cpu())
     swapper = make_swapper(slow)
     handle = save(swapper, MIB)
     group = group_of(handle)
@@ -121,7 +122,7 @@ def test_rescue_when_a_group_came_back_then_evicting_it_again_copies_nothing() -
 
 
 def test_rescue_when_a_group_is_on_its_way_back_then_it_goes_last() -> None:
-    slow = Backend.delay(Backend.cpu())
+    slow = Instrument.delay(Backend.cpu())
     swapper = make_swapper(slow)
     first, second = save(swapper, MIB), save(swapper, MIB, seed=1)
     slow.release_copies(1)
@@ -218,7 +219,7 @@ def test_handle_when_the_graph_is_dropped_then_device_and_host_memory_go(
 def test_rescue_when_a_dropped_graph_was_still_being_copied_then_its_memory_is_freed(
     installation: Installation,
 ) -> None:
-    slow = Backend.delay(Backend.cpu())
+    slow = Instrument.delay(Backend.cpu())
     swapper = make_swapper(slow)
     before = in_use(installation)
     handle = save(swapper, 4 * MIB)

@@ -13,6 +13,7 @@ from swapkit._runtime.shim.placement import Placement
 from swapkit.errors import SavedTensorModified
 from swapkit.ir.plans import Action
 from tests.support import MIB
+from tests.support.instruments import Instrument
 from tests.unit._runtime.rig import (
     AUTO,
     EVERYTHING,
@@ -167,7 +168,7 @@ def test_unpack_when_a_small_tensor_was_changed_then_refused() -> None:
 def test_swap_when_automatic_then_released_when_copied_and_not_before(
     installation: Installation,
 ) -> None:
-    slow = Backend.delay(Backend.cpu())
+    slow = Instrument.delay(Backend.cpu())
     swapper = make_swapper(slow)
     before = in_use(installation)
     first = save(swapper, MIB, SWAP)
@@ -188,7 +189,7 @@ def test_swap_when_automatic_then_released_when_copied_and_not_before(
 
 
 def test_swap_when_its_scope_is_over_then_other_saves_release_what_is_copied() -> None:
-    slow = Backend.delay(Backend.cpu())
+    slow = Instrument.delay(Backend.cpu())
     swapper = make_swapper(slow)
     handle = save(swapper, MIB, SWAP)
     swapper.end_scope()

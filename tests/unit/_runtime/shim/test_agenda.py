@@ -7,6 +7,7 @@ import pytest
 from swapkit._native.backend import Backend
 from swapkit._native.sched import State
 from tests.support import MIB
+from tests.support.instruments import Instrument
 from tests.unit._runtime.rig import SWAP, group_of, make_swapper, numbers, save, settle, state_of
 
 pytestmark = pytest.mark.usefixtures("installation")
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("installation")
 def test_memory_when_asked_for_then_what_a_scope_sends_out_goes_first_and_that_is_no_rescue() -> (
     None
 ):
-    slow = Backend.delay(Backend.cpu())
+    slow = Instrument.delay(Backend.cpu())
     swapper = make_swapper(slow)
     kept = save(swapper, 4 * MIB)
     sent = [save(swapper, 4 * MIB, SWAP, seed=seed) for seed in (1, 2)]
@@ -47,7 +48,7 @@ def test_group_when_saved_under_a_budget_and_then_in_a_scope_then_it_leaves_as_t
 
 
 def test_group_when_it_goes_while_it_leaves_then_no_list_has_it() -> None:
-    slow = Backend.delay(Backend.cpu())
+    slow = Instrument.delay(Backend.cpu())
     swapper = make_swapper(slow)
     sent = save(swapper, 4 * MIB, SWAP)
     swapper.end_scope()

@@ -20,6 +20,7 @@ from swapkit._runtime.shim.placement import Placement
 from swapkit.errors import BackendError, DiskError, SavedTensorModified
 from swapkit.ir.plans import Action, Tier
 from tests.support import MIB, run_python
+from tests.support.instruments import Instrument
 from tests.support.threads import Worker
 from tests.unit._runtime.rig import (
     SWAP,
@@ -77,7 +78,7 @@ def test_copy_when_a_ring_is_attached_then_both_directions_are_in_it(
 def test_copy_when_everyone_else_let_go_then_both_ends_live_until_it_is_done(
     installation: Installation,
 ) -> None:
-    slow = Backend.delay(Backend.cpu())
+    slow = Instrument.delay(Backend.cpu())
     swapper = make_swapper(slow)
     before = in_use(installation)
     handle = save(swapper, 4 * MIB)
@@ -112,7 +113,7 @@ def test_copy_out_when_there_is_nothing_to_copy_then_false() -> None:
 
 
 def test_copy_when_the_backend_fails_then_nothing_is_left() -> None:
-    fault = Backend.fault(Backend.cpu())
+    fault = Instrument.fault(Backend.cpu())
     swapper = make_swapper(fault)
     evict(swapper, save(swapper, 4096, seed=9))  # streams and events are there
     failures = 0
@@ -152,7 +153,7 @@ def test_copy_in_when_there_is_no_memory_without_effort_then_tentatively_none(
 
 
 def test_stall_when_a_copy_is_waited_for_then_it_is_counted_for_the_site() -> None:
-    slow = Backend.delay(Backend.cpu())
+    slow = Instrument.delay(Backend.cpu())
     swapper = make_swapper(slow)
     first, second = save(swapper, 4096), save(swapper, 4096, seed=1)
     first_site, second_site = ((g.tag, g.index) for g in map(group_of, (first, second)))
@@ -327,11 +328,12 @@ def test_process_when_it_ends_while_a_thread_waits_for_a_copy_then_it_ends_well(
         import os, threading, time
         import torch
         from swapkit._native.backend import Backend
+        from tests.support.instruments import Instrument
         from swapkit._runtime.shim.placement import Placement
         from swapkit.ir.plans import Action
         from tests.unit._runtime.rig import group_of, make_swapper, save
 
-        slow = Backend.delay(Backend.cpu())
+        slow = Instrument.delay(Backend.cpu())
         swapper = make_swapper(slow)
         handle = save(swapper, 4096, Placement(Action.SWAP, prefetch=5))
         wait = lambda: swapper.mover.finish_out(group_of(handle))

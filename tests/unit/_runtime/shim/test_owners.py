@@ -13,6 +13,7 @@ import torch
 from swapkit._native.backend import Backend
 from swapkit._runtime.process.runtime import get_runtime
 from tests.support import MIB
+from tests.support.instruments import Instrument
 from tests.unit._runtime.rig import (
     SWAP,
     group_of,
@@ -44,7 +45,7 @@ def share(tensor: torch.Tensor) -> None:
 def test_memory_when_exchanged_while_a_copy_reads_it_then_the_pool_gets_it_behind_the_copy(
     exchange: Callable[[torch.Tensor], None], installation: Installation
 ) -> None:
-    slow = Backend.delay(Backend.cpu())
+    slow = Instrument.delay(Backend.cpu())
     swapper = make_swapper(slow)
     before = in_use(installation)
     tensor = numbers(4 * MIB)
@@ -78,7 +79,7 @@ def test_memory_when_given_up_for_other_memory_at_its_address_then_the_copy_is_n
 
 
 def test_array_when_the_storage_lets_go_of_it_then_it_lives_until_the_copy_is_done() -> None:
-    slow = Backend.delay(Backend.cpu())
+    slow = Instrument.delay(Backend.cpu())
     swapper = make_swapper(slow)
     array = np.arange(MIB, dtype=np.float32)
     alive = weakref.ref(array)

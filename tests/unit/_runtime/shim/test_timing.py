@@ -12,6 +12,7 @@ from swapkit._native.backend import Backend
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.shim.placement import Placement
 from swapkit.ir.plans import Action
+from tests.support.instruments import Instrument
 from tests.support.threads import Worker, on_thread, on_threads
 from tests.unit._runtime.rig import in_use, make_swapper, scope
 
@@ -235,7 +236,7 @@ def test_release_when_the_link_is_slow_then_it_waits_and_the_stall_is_counted_fo
 def test_release_when_a_copy_does_not_end_then_the_operator_waits_and_nothing_is_reused(
     trace: list[PlannedMove], installation: Installation
 ) -> None:
-    slow = Backend.delay(Backend.cpu())
+    slow = Instrument.delay(Backend.cpu())
     swapper = make_swapper(slow)
     before = in_use(installation)
     worker = Worker(lambda: forward(swapper, 1, layers=8))
