@@ -23,7 +23,6 @@
     ├── DiskError                OSError              a file could not be read or written
     ├── BackendError             RuntimeError         a driver reported an error
     ├── CorruptState             RuntimeError         a structure broke its invariants: a bug
-    ├── MissingPackage           ImportError          an optional package is not installed
     └── NativeBuildError         ImportError          the native part could not be built or loaded
 
 A training step that does not fit raises torch's own `torch.OutOfMemoryError`.
@@ -158,10 +157,6 @@ class BackendError(SwapkitError, RuntimeError):
 
 class CorruptState(SwapkitError, RuntimeError):
     """A native structure broke its invariants; please report this."""
-
-
-class MissingPackage(SwapkitError, ImportError):
-    """An optional package is not installed; the message says how to install it."""
 
 
 class NativeBuildError(SwapkitError, ImportError):

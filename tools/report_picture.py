@@ -3,7 +3,7 @@
     python -m tools.report_picture [FOLDER]
 
 Writes run.html, run.json and report.png (1280 pixels wide) into the folder, by default the current
-one. Needs transformers, Bokeh and Chromium.
+one. Needs transformers and Chromium.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import swapkit
 
 BUDGET = "150MiB"
 STEPS = 24
-SIZE = "1280,1310"  # of the window: the head of the page, and the figures of one step
+SIZE = "1280,1340"  # of the window: the head of the page, and the figures of one step
 
 
 def train(folder: Path) -> None:

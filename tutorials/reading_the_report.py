@@ -4,7 +4,7 @@ Reading the report
 
 ``session.report("run.html")`` writes one file that shows what a session did: memory over a step
 with the budget line, computing and copies on one time axis, every decision with its reason, and
-the steps of the run. It works offline, in any browser, and needs ``pip install swapkit[report]``.
+the steps of the run. It works offline, in any browser.
 """
 
 import json

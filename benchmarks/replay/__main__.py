@@ -3,8 +3,8 @@
 E6: the memory that planned addresses save for Llama 2 7B, 13B and 70B. E4: a step that runs out of
 memory with torch's allocator, and fits with planned addresses. See `benchmarks/fragmentation.py`.
 
-`--snapshot FILE` replays a file of `torch.cuda.memory._dump_snapshot` or of
-`session.export_trace("memory.pickle")` instead, as a step that repeats.
+`--snapshot FILE` replays a file of `torch.cuda.memory._dump_snapshot` instead, as a step that
+repeats.
 """
 
 from __future__ import annotations

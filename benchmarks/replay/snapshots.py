@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from benchmarks.replay.allocations import Allocation, AllocationTrace
 from swapkit.errors import InvalidDocument
-from swapkit.reporting.traces.snapshots import MODULE_FILE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,7 +51,7 @@ def read_snapshot(path: Path, *, device: int | None = None) -> AllocationTrace:
     """Read the requests of a snapshot as one step.
 
     Args:
-        path: a pickle written by `torch.cuda.memory._dump_snapshot` or `session.export_trace`.
+        path: a pickle written by `torch.cuda.memory._dump_snapshot`.
         device: the device whose history to read; None: the only device that has one.
 
     Raises:
@@ -135,10 +134,8 @@ class _History:
 
 
 def _find_caller(frames: list[Entry]) -> str:
-    """Return the innermost Python function or module of a stack; empty: there is none."""
+    """Return the innermost Python function of a stack; empty: there is none."""
     for frame in frames:
-        if frame["filename"] == MODULE_FILE:
-            return str(frame["name"])
         if frame["filename"].endswith(".py"):
             return f"{frame['name']} ({frame['filename'].rsplit('/', 1)[-1]}:{frame['line']})"
     return ""

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from swapkit.cli.base import DONE, CliCommand
-from swapkit.reporting.reports import PAGE, draw_report
+from swapkit.reporting.paths import PAGE
 
 
 @click.command(cls=CliCommand)
@@ -17,8 +17,10 @@ def report(*, record: str, output: str | None) -> int:
     """Draw the report of a session as a page that works offline.
 
     RUN.json is the record that session.report("run.json") or swapkit run --report run.json wrote,
-    here or on another computer. Needs Bokeh: pip install "swapkit[report]".
+    here or on another computer.
     """
+    from swapkit.reporting.html.page import draw_report
+
     page = Path(record).with_suffix(PAGE) if output is None else Path(output)
     draw_report(record, page)
     click.echo(f"{page}: {page.stat().st_size:,} bytes")

@@ -18,8 +18,7 @@ from swapkit.cli.torch_import import when_torch_is_imported
 from swapkit.errors import InvalidArgument, SwapkitError
 from swapkit.ir.codec import read_planned
 from swapkit.reporting.machines import format_seconds
-from swapkit.reporting.reports import check_target
-from swapkit.reporting.traces.names import check_suffix
+from swapkit.reporting.paths import check_report, check_trace
 from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -57,15 +56,14 @@ class RunOptions:
 
         Raises:
             InvalidArgument: an amount cannot be parsed, or a file or folder does not exist.
-            MissingPackage: a report as a page needs Bokeh.
         """
         check_budget(self.budget)
         if self.plan is not None:
             read_argument("--plan", self.plan, read_planned, "the file of a plan")
         if self.report is not None:
-            check_target(self.report)
+            check_report(self.report)
         if self.trace is not None:
-            check_suffix(self.trace)
+            check_trace(self.trace)
         files = {"--save-plan": self.save_plan, "--report": self.report, "--trace": self.trace}
         for name, file in files.items():
             if file is not None and not Path(file).parent.is_dir():

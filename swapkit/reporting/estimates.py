@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import html
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from swapkit.reporting.machines import format_seconds
-from swapkit.reporting.text import format_per_rank, format_table
+from swapkit.reporting.text import format_html, format_per_rank, format_table
 from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -107,24 +107,12 @@ class Estimate:
             >>> one.to_dict()["budgets_0"], one.to_dict()["step_seconds"]
             (6, 0.5)
         """
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
         values: dict[str, int | float | str | None] = {
-            "label": self.label,
-            "device": self.device,
-            "batch_size": self.batch_size,
-            "plain_bytes": self.plain_bytes,
-            "smallest_budget_bytes": self.smallest_budget_bytes,
-            "floor_bytes": self.floor_bytes,
-            "state_bytes": self.state_bytes,
-            "gradient_bytes": self.gradient_bytes,
-            "optimizer_bytes": self.optimizer_bytes,
-            "operator": self.operator,
-            "operator_bytes": self.operator_bytes,
-            "outside_bytes": self.outside_bytes,
-            "step_seconds": self.step_seconds,
-            "ranks": self.ranks,
-            "host_bytes": self.host_bytes,
-            "machine_host_bytes": None if self.host_bytes is None else self.ranks * self.host_bytes,
+            name: value for name, value in found.items() if not isinstance(value, tuple)
         }
+        host_bytes = values["host_bytes"] = self.host_bytes
+        values["machine_host_bytes"] = None if host_bytes is None else self.ranks * host_bytes
         for index, each in enumerate(self.budgets):
             values[f"budgets_{index}"] = each
             values[f"budgets_{index}_fits"] = self.fits(each)
@@ -152,7 +140,7 @@ class Estimate:
     def _repr_html_(self) -> str:
         """Return all values as tables, for a notebook."""
         parts = [f"<p>{html.escape(self._title())}</p>"]
-        parts += [_format_html(heads, rows) for heads, rows in self._tables()]
+        parts += [format_html(heads, rows) for heads, rows in self._tables()]
         parts += [f"<p>{html.escape(each)}</p>" for each in self._remarks()]
         return "\n".join(parts)
 
@@ -226,19 +214,3 @@ def _batch_row(each: LargestBatch) -> tuple[str, ...]:
         format_seconds(seconds) if seconds else "-",
         f"{each.batch_size / seconds:.1f}" if seconds else "-",
     )
-
-
-def _format_html(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table in HTML; leading spaces become an indent."""
-    lines = ["<table>", f"<thead><tr>{_cells('th', heads)}</tr></thead>", "<tbody>"]
-    lines += [f"<tr>{_cells('td', row)}</tr>" for row in rows]
-    return "\n".join([*lines, "</tbody>", "</table>"])
-
-
-def _cells(tag: str, texts: Sequence[str]) -> str:
-    cells = []
-    for text in texts:
-        indent = "&nbsp;" * (len(text) - len(text.lstrip()))
-        style = ' style="text-align: left"'
-        cells.append(f"<{tag}{style}>{indent}{html.escape(text.lstrip())}</{tag}>")
-    return "".join(cells)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 MOST_LINES = 24
 MOST_RANGES = 4  # ranges of numbers in one name
 OUTSIDE = "(outside of the model)"
-_ACTIONS = {Action.SWAP: "swap", Action.RECOMPUTE: "recompute", Action.KEEP: "keep"}
+ORDER = ("swap", "swap to disk", "recompute", "keep")  # of rows: what moves comes first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,30 +44,30 @@ def report_sites(reasons: Iterable[Reason]) -> tuple[SiteReport, ...]:
     """Return the action at each site: swapped ones first, kept ones last, each by bytes."""
     reports = [
         SiteReport(
-            site=f"{reason.module or OUTSIDE}#{reason.index}",
-            action=_name_action(reason),
+            site=name_site(reason.module, reason.index),
+            action=name_action(reason),
             why=reason.why.value,
             nbytes=reason.nbytes,
-            exposed_seconds=_cost(reason),
+            exposed_seconds=cost_of(reason),
         )
         for reason in reasons
     ]
-    order = list(_ACTIONS.values())
-    return tuple(
-        sorted(
-            group_sites(reports),
-            key=lambda each: (order.index(each.action.split(maxsplit=1)[0]), -each.nbytes),
-        )
-    )
+    groups = group_sites(reports)
+    return tuple(sorted(groups, key=lambda each: (ORDER.index(each.action), -each.nbytes)))
 
 
-def _name_action(reason: Reason) -> str:
-    name = _ACTIONS[reason.action]
+def name_site(module: str, index: int) -> str:
+    """Return the name of the storage that a module saves as its `index`-th."""
+    return f"{module or OUTSIDE}#{index}"
+
+
+def name_action(reason: Reason) -> str:
+    """Return a decision in words."""
     to_disk = reason.action is Action.SWAP and reason.tier is Tier.DISK
-    return f"{name} to disk" if to_disk else name
+    return f"{reason.action.value} to disk" if to_disk else reason.action.value
 
 
-def _cost(reason: Reason) -> float:
+def cost_of(reason: Reason) -> float:
     """Return the seconds that a storage adds to the step."""
     if reason.action is Action.RECOMPUTE:
         return reason.recompute_seconds or 0.0
@@ -187,75 +187,61 @@ def format_sites(reports: Sequence[SiteReport], *, most: int = MOST_LINES) -> st
     """Return a table of the first reports, with one line for all the rest."""
     if not reports:
         return "the step saves nothing that a plan can move"
-    rows = [
-        (
-            report.site,
-            report.action,
-            str(report.count),
-            format_bytes(report.nbytes),
-            _format_exposed(report.exposed_seconds),
-            report.why,
-        )
-        for report in reports[:most]
-    ]
     rest = reports[most:]
+    rows = [(each.site, each.action, *_list_sums([each]), each.why) for each in reports[:most]]
     if rest:
-        rows.append(
-            (
-                f"{len(rest)} other {'class' if len(rest) == 1 else 'classes'}",
-                "",
-                str(sum(each.count for each in rest)),
-                format_bytes(sum(each.nbytes for each in rest)),
-                _format_exposed(sum(each.exposed_seconds for each in rest)),
-                "",
-            )
-        )
+        name = f"{len(rest)} other {'class' if len(rest) == 1 else 'classes'}"
+        rows.append((name, "", *_list_sums(rest), ""))
     return format_table(("site", "what", "count", "bytes", "costs", "why"), rows)
 
 
-def _format_exposed(seconds: float) -> str:
-    return "-" if seconds == 0 else format_seconds(seconds)
+def _list_sums(reports: Sequence[SiteReport]) -> tuple[str, str, str]:
+    count, nbytes, seconds = _sum_up(reports)
+    return str(count), format_bytes(nbytes), "-" if seconds == 0 else format_seconds(seconds)
 
 
 def format_totals(reports: Iterable[SiteReport]) -> list[str]:
     """Return a line for each kind of action, with its bytes and its cost."""
-    totals: dict[str, SiteReport] = {}
+    totals: defaultdict[str, list[SiteReport]] = defaultdict(list)
     for report in reports:
-        before = totals.get(
-            report.action, SiteReport(site="", action=report.action, why="", count=0)
-        )
-        totals[report.action] = SiteReport(
-            site="",
-            action=report.action,
-            why="",
-            count=before.count + report.count,
-            nbytes=before.nbytes + report.nbytes,
-            exposed_seconds=before.exposed_seconds + report.exposed_seconds,
-        )
-    return [
-        f"{each.action}: {each.count} storages, {format_bytes(each.nbytes)}"
-        + (f", costs {format_seconds(each.exposed_seconds)}" if each.exposed_seconds else "")
-        for each in totals.values()
-    ]
+        totals[report.action].append(report)
+    lines = []
+    for action, each in totals.items():
+        count, nbytes, seconds = _sum_up(each)
+        costs = f", costs {format_seconds(seconds)}" if seconds else ""
+        lines.append(f"{action}: {count} storages, {format_bytes(nbytes)}{costs}")
+    return lines
 
 
-def format_trade_offs(trade_offs: Sequence[TradeOff], *, plan: Plan | None = None) -> str:
+def _sum_up(reports: Sequence[SiteReport]) -> tuple[int, int, float]:
+    """Return how many storages the reports are about, their bytes, and what they cost."""
+    return (
+        sum(each.count for each in reports),
+        sum(each.nbytes for each in reports),
+        sum(each.exposed_seconds for each in reports),
+    )
+
+
+def format_trade_offs(
+    trade_offs: Sequence[TradeOff], *, plan: Plan | None = None, pace: float = 1.0
+) -> str:
     """Return the predicted effects of other budgets as a table.
 
     Args:
         trade_offs: from the smallest budget to the largest.
         plan: the plan in force, whose step time is the reference. None: use the last row's.
+        pace: measured step time / predicted step time: a factor for the times of steps.
     """
     if not trade_offs:
         return "effect of other budgets: unknown"
     found = None if plan is None else plan.prediction
-    reference = trade_offs[-1].seconds if found is None else found.step_seconds
+    reference = pace * trade_offs[-1].seconds if found is None else found.step_seconds
     rows = [
         (
             format_bytes(each.budget_bytes),
-            format_seconds(each.seconds),
-            f"{each.seconds / reference - 1:+.1%}" if reference else "",
-            format_seconds(each.bound_seconds),
+            format_seconds(pace * each.seconds),
+            f"{pace * each.seconds / reference - 1:+.1%}" if reference else "",
+            format_seconds(pace * each.bound_seconds),
             format_bytes(each.peak_bytes),
             format_bytes(each.swapped_bytes),
             format_seconds(each.recompute_seconds),

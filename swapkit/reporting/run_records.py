@@ -6,25 +6,16 @@ checked: a document yields a sound record or an InvalidDocument that says where 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from swapkit.errors import InvalidDocument
+from swapkit.ir import codec
 from swapkit.ir.checks import check_plan
-from swapkit.ir.codec import (
-    decode_machine,
-    decode_plan,
-    decode_trace,
-    encode_machine,
-    encode_plan,
-    encode_trace,
-    inside,
-)
 from swapkit.ir.documents import read_document, write_document
 from swapkit.ir.fields import MOST_SECONDS, Flag, Number, Optional, Rule, Text, Whole, refuse
 from swapkit.ir.runs import SessionStats, StepRecord
 from swapkit.planning.search.trade_offs import TradeOff
-from swapkit.units import MOST_BYTES
 
 if TYPE_CHECKING:
     import os
@@ -104,69 +95,28 @@ class _Texts(Rule):
         return tuple(value) if type(value) is list else value
 
 
-_TEXT, _COUNT, _BYTES = Text(), Whole(0, _MOST_COUNT), Whole(0, _MOST_COUNT)
-_DEVICE_BYTES = Whole(0, MOST_BYTES)
-_SECONDS = Number(0.0, MOST_SECONDS)
-_RULES: dict[type, dict[str, Rule]] = {
-    RunRecord: {
-        "created": _TEXT,
-        "swapkit_version": _TEXT,
-        "torch_version": _TEXT,
-        "device": _TEXT,
-        "hardware": _TEXT,
-        "policy": _TEXT,
-        "stage": _TEXT,
-        "is_ended": Flag(),
-        "pace": Number(1e-9, 1e9),
-        "plan_text": _TEXT,
-        "why_no_plan": _TEXT,
-        "notes": _Texts(),
-    },
-    SessionStats: {
-        "budget_bytes": _DEVICE_BYTES,
-        "peak_bytes": _DEVICE_BYTES,
-        "steps": _COUNT,
-        "oom_rescues": _COUNT,
-        "swapped_out_bytes": _BYTES,
-        "swapped_in_bytes": _BYTES,
-        "recomputed_regions": _COUNT,
-        "stall_seconds": _SECONDS,
-        "host_peak_bytes": _BYTES,
-        "disk_peak_bytes": _BYTES,
-        "replans": _COUNT,
-        "step_seconds": Optional(_SECONDS),
-        "predicted_step_seconds": Optional(_SECONDS),
-        "predicted_peak_bytes": Optional(_DEVICE_BYTES),
-        "predicted_reserved_bytes": Optional(_DEVICE_BYTES),
-        "bound_step_seconds": Optional(_SECONDS),
-        "unlimited_step_seconds": Optional(_SECONDS),
-    },
-    StepRecord: {
-        "step": _COUNT,
-        "stage": _TEXT,
-        "seconds": _SECONDS,
-        "peak_bytes": _DEVICE_BYTES,
-        "rescues": _COUNT,
-        "swapped_out_bytes": _BYTES,
-        "swapped_in_bytes": _BYTES,
-        "stall_seconds": _SECONDS,
-    },
-    TradeOff: {
-        "budget_bytes": _DEVICE_BYTES,
-        "seconds": _SECONDS,
-        "bound_seconds": _SECONDS,
-        "peak_bytes": _DEVICE_BYTES,
-        "swapped_bytes": _BYTES,
-        "recompute_seconds": _SECONDS,
-        "host_peak_bytes": _BYTES,
-    },
+_TEXT = Text()
+_OF_TYPES: dict[str, Rule] = {
+    "str": _TEXT,
+    "bool": Flag(),
+    "int": Whole(0, _MOST_COUNT),
+    "int | None": Optional(Whole(0, _MOST_COUNT)),
+    "float": Number(0.0, MOST_SECONDS),
+    "float | None": Optional(Number(0.0, MOST_SECONDS)),
+    "tuple[str, ...]": _Texts(),
 }
 _TABLES: dict[str, type] = {"steps": StepRecord, "trade_offs": TradeOff}
 _DOCUMENTS: dict[str, tuple[Callable[[Any], dict[str, object]], Callable[[object], Any]]] = {
-    "machine": (encode_machine, decode_machine),
-    "plan": (encode_plan, decode_plan),
-    "trace": (encode_trace, decode_trace),
+    "machine": (codec.encode_machine, codec.decode_machine),
+    "plan": (codec.encode_plan, codec.decode_plan),
+    "trace": (codec.encode_trace, codec.decode_trace),
 }
+# By the types of the values' fields: another field needs another version.
+_RULES: dict[type, dict[str, Rule]] = {
+    kind: {each.name: _OF_TYPES[str(each.type)] for each in fields(kind) if each.type in _OF_TYPES}
+    for kind in (RunRecord, SessionStats, StepRecord, TradeOff)
+}
+_RULES[RunRecord]["pace"] = Number(1e-9, 1e9)
 
 
 def encode_run(record: RunRecord) -> dict[str, object]:
@@ -209,10 +159,10 @@ def decode_run(document: object) -> RunRecord:
     for name, kind in _TABLES.items():
         values[name] = _decode_table(name, content[name], kind)
     for name, (_, decode) in _DOCUMENTS.items():
-        with inside(f"{name}."):
+        with codec.inside(f"{name}."):
             values[name] = None if content[name] is None else decode(content[name])
     if values["plan"] is not None and values["trace"] is not None:
-        with inside("plan."):
+        with codec.inside("plan."):
             check_plan(values["plan"], values["trace"])
     return RunRecord(**values)
 
@@ -224,7 +174,7 @@ def write_run(path: str | os.PathLike[str], record: RunRecord) -> None:
 
 def read_run(path: str | os.PathLike[str]) -> RunRecord:
     """Read a record; raises InvalidDocument, OSError if there is no file to read."""
-    with inside(f"{path}: "):
+    with codec.inside(f"{path}: "):
         return decode_run(read_document(path))
 
 
@@ -233,8 +183,8 @@ def _encode_fields(value: object) -> dict[str, object]:
 
 
 def _encode_table(rows: Sequence[object], kind: type) -> dict[str, object]:
-    fields = list(_RULES[kind])
-    return {"fields": fields, "rows": [list(_encode_fields(row).values()) for row in rows]}
+    rules = _RULES[kind]
+    return {"fields": list(rules), "rows": [list(_encode_fields(row).values()) for row in rows]}
 
 
 def _decode_fields(prefix: str, content: Mapping[str, object], kind: type) -> dict[str, Any]:
@@ -249,10 +199,10 @@ def _decode_fields(prefix: str, content: Mapping[str, object], kind: type) -> di
 
 def _decode_table(name: str, table: object, kind: type[Value]) -> tuple[Value, ...]:
     content = _check_keys(name, table, ("fields", "rows"))
-    fields, rows = content["fields"], content["rows"]
+    heads, rows = content["fields"], content["rows"]
     expected = list(_RULES[kind])
-    if fields != expected:
-        refuse(f"{name}.fields", ", ".join(map(repr, expected)), fields)
+    if heads != expected:
+        refuse(f"{name}.fields", ", ".join(map(repr, expected)), heads)
     if not isinstance(rows, list):
         refuse(f"{name}.rows", "a list of rows", rows)
     made = []

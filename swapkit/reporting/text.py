@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -66,6 +67,20 @@ def format_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in (heads, *rows)
+    )
+
+
+def format_html(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return rows as a table in HTML; leading spaces become an indent."""
+    lines = [f"<tr>{_cells('th', heads)}</tr>", *(f"<tr>{_cells('td', row)}</tr>" for row in rows)]
+    return "\n".join(["<table>", *lines, "</table>"])
+
+
+def _cells(tag: str, texts: Sequence[str]) -> str:
+    indents = ["&nbsp;" * (len(text) - len(text.lstrip())) for text in texts]
+    return "".join(
+        f'<{tag} style="text-align: left">{indent}{html.escape(text.lstrip())}</{tag}>'
+        for indent, text in zip(indents, texts, strict=True)
     )
 
 

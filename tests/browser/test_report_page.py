@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,27 +20,15 @@ pytestmark = pytest.mark.chromium
 
 FIGURES = ("memory", "lanes", "budgets", "times", "peaks", "rescues")
 HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
-# The share of pixels of a figure that are not its background, on a canvas of Bokeh.
+# The share of pixels of a figure that are not its background.
 INKED = """
-const found = [];
-const look = (node) => {
-  if (node instanceof HTMLCanvasElement) found.push(node);
-  if (node.shadowRoot) look(node.shadowRoot);
-  for (const child of node.children ?? []) look(child);
-};
-look(arguments[0]);
-return Math.max(0, ...found.filter((each) => each.width * each.height > 0).map((canvas) => {
-  const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
-  let inked = 0;
-  for (let at = 3; at < pixels.length; at += 4) inked += pixels[at] > 0;
-  return inked / (pixels.length / 4);
-}));
+const canvas = arguments[0].querySelector("canvas");
+const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+let inked = 0;
+for (let at = 3; at < pixels.length; at += 4) inked += pixels[at] > 0;
+return inked / (pixels.length / 4);
 """
-AXIS_COLOURS = """
-return Bokeh.documents.flatMap((page) => [...page.all_models])
-  .filter((model) => model.type === "LinearAxis")
-  .map((model) => model.major_label_text_color);
-"""
+INKS = "return [...new Set(charts.map((each) => each.theme.ink))]"
 
 
 @pytest.fixture(scope="module")
@@ -60,14 +49,14 @@ def problems(driver: Any) -> list[str]:
 
 
 def requests(driver: Any) -> list[str]:
-    """Return the addresses that the browser asked for since the last call; inline data aside."""
+    """Return the addresses that pages asked for since the last call; the browser's own aside."""
     messages = [json.loads(each["message"])["message"] for each in driver.get_log("performance")]
     urls = [
         each["params"]["request"]["url"]
         for each in messages
         if each["method"] == "Network.requestWillBeSent"
     ]
-    return [url for url in urls if not url.startswith("data:")]
+    return [url for url in urls if not url.startswith(("data:", "chrome"))]
 
 
 def too_wide(driver: Any) -> list[str]:
@@ -83,7 +72,7 @@ def too_wide(driver: Any) -> list[str]:
 def visible_rows(driver: Any) -> list[str]:
     script = (
         "return Array.from(document.querySelectorAll('#decisions tbody tr'))"
-        ".filter((row) => !row.hidden).map((row) => row.cells[0].textContent)"
+        ".map((row) => row.cells[0].textContent)"
     )
     found: list[str] = driver.execute_script(script)
     return found
@@ -120,15 +109,15 @@ def test_page_when_the_scheme_changes_then_colours_follow_and_the_button_overrul
     open_page(browser, page, scheme="light")
     background = "return getComputedStyle(document.body).backgroundColor"
     assert browser.execute_script(background) == "rgb(255, 255, 255)"
-    assert set(browser.execute_script(AXIS_COLOURS)) == {"#1f2933"}
+    assert browser.execute_script(INKS) == ["#1f2933"]
     browser.find_element("id", "theme").click()
     assert browser.execute_script(background) == "rgb(20, 25, 31)"
-    assert set(browser.execute_script(AXIS_COLOURS)) == {"#e4e7eb"}
+    assert browser.execute_script(INKS) == ["#e4e7eb"]
     browser.find_element("id", "theme").click()
-    assert set(browser.execute_script(AXIS_COLOURS)) == {"#1f2933"}
+    assert browser.execute_script(INKS) == ["#1f2933"]
     open_page(browser, page, scheme="dark")
     assert browser.execute_script(background) == "rgb(20, 25, 31)"
-    assert set(browser.execute_script(AXIS_COLOURS)) == {"#e4e7eb"}
+    assert browser.execute_script(INKS) == ["#e4e7eb"]
     assert problems(browser) == []
 
 
@@ -169,15 +158,76 @@ def test_table_when_a_heading_is_clicked_then_sorted_by_it_and_then_the_other_wa
     assert head.get_attribute("aria-sort") is None
 
 
-def test_figures_when_one_is_zoomed_then_the_other_follows(browser: Any, page: Path) -> None:
+def test_figures_when_one_is_zoomed_then_the_other_follows_until_all_is_shown_again(
+    browser: Any, page: Path
+) -> None:
     open_page(browser, page)
-    ranges = """
-    const [page] = Bokeh.documents;
-    const [memory, lanes] = page.roots();
-    memory.x_range.setv({ start: memory.x_range.end / 4, end: memory.x_range.end / 2 });
-    return [memory.x_range.start === lanes.x_range.start, memory.x_range.end === lanes.x_range.end];
-    """
-    assert browser.execute_script(ranges) == [True, True]
+    canvas = browser.find_element("css selector", "#plot-memory canvas")
+    ranges = "return charts.slice(0, 2).map((each) => [each.x.from / each.x.high, each.x.to])"
+    from selenium.webdriver import ActionChains
+
+    drag = ActionChains(browser).move_to_element(canvas)
+    drag.click_and_hold().move_by_offset(200, 0).release().perform()
+    (left, right), (lanes_left, lanes_right) = browser.execute_script(ranges)
+    assert (left, right) == (lanes_left, lanes_right)
+    assert 0.3 < left < 0.6
+    assert "in use: " in browser.find_element("css selector", "#plot-memory .tip").text
+    assert browser.execute_script("return charts[2].x.from === charts[2].x.low")
+    browser.find_element("css selector", "#plot-lanes button").click()
+    assert browser.execute_script(ranges)[0][0] == 0
+    assert problems(browser) == []
+
+
+def test_lanes_when_parts_of_the_model_have_room_then_they_are_named(
+    browser: Any, page: Path
+) -> None:
+    open_page(browser, page)
+    written = browser.execute_script("""
+    const written = [];
+    const write = CanvasRenderingContext2D.prototype.fillText;
+    CanvasRenderingContext2D.prototype.fillText = function (text, ...place) {
+      written.push(text);
+      write.call(this, text, ...place);
+    };
+    charts[1].redraw();
+    CanvasRenderingContext2D.prototype.fillText = write;
+    return written;
+    """)
+    assert {"model.layers.0", "model.layers.1", "compute", "copy in"} <= set(written)
+
+
+@pytest.mark.parametrize(("factor", "kind"), [(1.05, "lead"), (1.32, "warning"), (0.8, "warning")])
+def test_head_when_read_then_the_measured_step_comes_first_and_warns_if_it_is_far_off(
+    browser: Any, tmp_path: Path, factor: float, kind: str
+) -> None:
+    record = make_record()
+    predicted = record.stats.predicted_step_seconds
+    assert predicted is not None
+    stats = replace(record.stats, step_seconds=factor * predicted)
+    path = tmp_path / "run.html"
+    path.write_text(render_page(replace(record, stats=stats)), encoding="utf-8")
+    open_page(browser, path)
+    first = browser.find_element("css selector", "#summary > *")
+    assert first.get_attribute("class") == kind
+    assert first.text.startswith("Measured: ")
+    assert f"{factor - 1:+.1%} from the prediction" in first.text
+
+
+def test_page_when_parts_are_missing_then_it_says_why(browser: Any, tmp_path: Path) -> None:
+    bare = replace(make_record(), trace=None, plan=None, machine=None, trade_offs=(), plan_text="")
+    given = replace(make_record(), machine=None, trade_offs=())
+    found = []
+    for number, record in enumerate((bare, replace(bare, steps=()), given)):
+        path = tmp_path / f"{number}.html"
+        path.write_text(render_page(record), encoding="utf-8")
+        problems(browser)
+        open_page(browser, path)
+        assert problems(browser) == []
+        found.append([each.text for each in browser.find_elements("class name", "missing")])
+    assert [len(each) for each in found] == [3, 4, 2]
+    assert all("is missing: no step was recorded yet" in each for each in found[0])
+    assert found[1][-1] == "This figure is missing: no step has ended."
+    assert "did not measure the speed of the links" in found[2][0]
 
 
 def test_page_when_printed_then_as_wide_as_on_the_screen_with_few_rows(

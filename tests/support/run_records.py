@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import json
+import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,9 +19,11 @@ from swapkit.simulation.timeline import KEEP, SWAP, as_plan, run
 from tests.support.problems import layered_trace, machine_for
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from swapkit.ir.traces import Trace
 
-__all__ = ["make_large", "make_record", "make_steps", "rename"]
+__all__ = ["make_large", "make_record", "make_steps", "read_page", "rename"]
 
 STAGES = ("warmup", "warmup", "search", "search")
 
@@ -109,6 +113,15 @@ def make_steps(count: int, budget_bytes: int) -> tuple[StepRecord, ...]:
         )
         for number in range(count)
     )
+
+
+def read_page(path: Path) -> dict[str, Any]:
+    """Return the values that a page shows."""
+    text = path.read_text(encoding="utf-8")
+    found = re.search(r'<script type="application/json" id="record">(.*)</script>', text)
+    assert found is not None
+    values: dict[str, Any] = json.loads(found[1])
+    return values
 
 
 def rename(record: RunRecord, name: str) -> RunRecord:

@@ -19,7 +19,6 @@ FOLDER = ROOT / "tutorials"
 # Packages that only some users have, by the tutorial that needs them.
 OPTIONAL = {
     "fine_tuning_with_transformers": ("transformers", "accelerate"),
-    "reading_the_report": ("bokeh",),
     "training_with_lightning": ("lightning",),
 }
 

@@ -11,7 +11,7 @@ import pytest
 from torch import nn
 
 import swapkit
-from swapkit.errors import DiskError, MissingPackage, NativeBuildError, SwapkitError, WrongKey
+from swapkit.errors import DiskError, NativeBuildError, SwapkitError, WrongKey
 from swapkit.reporting.text import AllocationFailure, Holder, format_failure, format_table
 from swapkit.texts import get_logger, printable, printable_lines
 from tests.meta.sources import ROOT
@@ -61,7 +61,7 @@ def test_error_when_its_text_has_names_then_safe_also_as_a_copy(kind: type[Swapk
     error = kind(HOSTILE)
     for each in (error, copy.copy(error), pickle.loads(pickle.dumps(error))):
         assert str(each) == printable_lines(HOSTILE)
-    assert MissingPackage("a", name="b").name == "b"
+    assert NativeBuildError("a", name="b").name == "b"
 
 
 def test_tables_and_out_of_memory_when_names_are_hostile_then_shown_as_escapes() -> None:

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from typing import TYPE_CHECKING
 
 from swapkit._native.lives import TAG_BACKWARD
-from swapkit._native.pool import BlockState, Pool, Ring, RingKind
+from swapkit._native.pool import Pool, Ring, RingKind
 from swapkit.errors import InvalidArgument, SessionError
-from swapkit.ir.pool_histories import (
-    BlockUse,
-    PoolBlock,
-    PoolEvent,
-    PoolEventKind,
-    PoolHistory,
-    PoolSegment,
-)
+from swapkit.ir.pool_histories import PoolEvent, PoolEventKind, PoolHistory
 from swapkit.units import show
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from swapkit._native.pool import PoolView, RingEvent
+    from swapkit._native.pool import RingEvent
     from swapkit._native.sched import Scheduler
     from swapkit._runtime.allocators.installed_pool import Installation
     from swapkit._runtime.saved.device import DevicePool
@@ -32,21 +22,10 @@ MOST_ENTRIES = 500_000  # 80 bytes each, taken from the host as they fill up
 _LARGEST = 1 << 32
 
 _KINDS = {
-    RingKind.TAKE: PoolEventKind.TAKE,
-    RingKind.GIVE: PoolEventKind.GIVE,
-    RingKind.FREE: PoolEventKind.FREE,
-    RingKind.MAP: PoolEventKind.MAP,
-    RingKind.UNMAP: PoolEventKind.UNMAP,
     RingKind.COPIED_OUT: PoolEventKind.COPY_OUT,
     RingKind.COPIED_IN: PoolEventKind.COPY_IN,
     RingKind.RESCUE: PoolEventKind.RESCUE,
     RingKind.OOM: PoolEventKind.OUT_OF_MEMORY,
-    RingKind.MARK: PoolEventKind.STEP,
-}
-_USES = {
-    BlockState.IN_USE: BlockUse.IN_USE,
-    BlockState.PENDING: BlockUse.AWAITED,
-    BlockState.CACHED: BlockUse.FREE,
 }
 
 
@@ -115,7 +94,7 @@ def require_pool(installation: Installation) -> Pool:
 
 
 class PoolLook:
-    """The present blocks of a pool, and its events if they are recorded. Any thread.
+    """The recorded events of a pool. Any thread.
 
     Quick to take when a session ends; the history, which takes longer, is made for those who ask.
     """
@@ -126,69 +105,28 @@ class PoolLook:
         Raises:
             SessionError: the pool is not ours.
         """
-        pool = require_pool(installation)
-        self._view = pool.view()
+        self._view = require_pool(installation).view()
         self._name = installation.tracker.name
-        self._moves_granules = bool(pool.stats()["expandable_segments"])
-        self._device_index = max(0, installation.device.index)
-        self._wall_ns = time.time_ns() - time.monotonic_ns()
 
     def history(self) -> PoolHistory:
-        """Return what was seen."""
-        view = self._view
+        """Return the events."""
         return PoolHistory(
-            segments=tuple(_join_segments(view, self._label)),
-            events=tuple(_event(each, self._label) for each in view.events if each.kind in _KINDS),
-            lost_events=view.lost_events,
-            moves_granules=self._moves_granules,
-            device_index=self._device_index,
-            wall_ns=self._wall_ns,
+            events=tuple(map(self._event, self._view.events)), lost_events=self._view.lost_events
+        )
+
+    def _event(self, event: RingEvent) -> PoolEvent:
+        return PoolEvent(
+            kind=_KINDS.get(event.kind, PoolEventKind.CHANGE),
+            time_ns=event.time_ns,
+            nbytes=event.nbytes,
+            address=event.address,
+            label=self._label(event.tag),
+            duration_ns=event.duration_ns,
+            group=event.group,
+            in_use_bytes=event.in_use_bytes,
+            reserved_bytes=event.reserved_bytes,
         )
 
     def _label(self, tag: int) -> str:
         module = self._name(tag)
         return f"{module} (backward)" if module and tag & TAG_BACKWARD else module
-
-
-def _event(event: RingEvent, label: Callable[[int], str]) -> PoolEvent:
-    return PoolEvent(
-        kind=_KINDS[event.kind],
-        time_ns=event.time_ns,
-        nbytes=event.nbytes,
-        requested_bytes=event.requested_bytes,
-        address=event.address,
-        stream=event.stream,
-        label=label(event.tag),
-        duration_ns=event.duration_ns,
-        group=event.group,
-        in_use_bytes=event.in_use_bytes,
-        reserved_bytes=event.reserved_bytes,
-    )
-
-
-def _join_segments(view: PoolView, label: Callable[[int], str]) -> Iterator[PoolSegment]:
-    """Yield ranges of addresses without gaps; each lies in one segment of the pool."""
-    blocks: list[PoolBlock] = []
-    remaining = iter(view.blocks)
-    block = next(remaining, None)
-    for segment in view.segments:
-        end = segment.address + segment.nbytes
-        while block is not None and segment.address <= block.address < end:
-            if blocks and blocks[-1].address + blocks[-1].nbytes != block.address:
-                yield PoolSegment(blocks=tuple(blocks), is_small=segment.is_small)
-                blocks = []
-            is_free = block.state is BlockState.CACHED
-            blocks.append(
-                PoolBlock(
-                    address=block.address,
-                    nbytes=block.nbytes,
-                    use=_USES[block.state],
-                    requested_bytes=block.requested_bytes,
-                    stream=block.stream,
-                    label="" if is_free else label(block.tag),
-                )
-            )
-            block = next(remaining, None)
-        if blocks:
-            yield PoolSegment(blocks=tuple(blocks), is_small=segment.is_small)
-            blocks = []

@@ -7,21 +7,11 @@ from typing import TYPE_CHECKING
 from swapkit._runtime.allocators.advice import advise_layout
 from swapkit._runtime.allocators.memory_holders import find_outside, find_uncollected
 from swapkit._runtime.control.plan_status import PlanStatus, describe_progress
-from swapkit._runtime.session.explanation import (
-    explain,
-    explain_layout,
-    explain_states,
-    explain_uncollected,
-)
-from swapkit._runtime.session.memory_history import PoolLook
-from swapkit._runtime.session.reports import gather, tell_plan
+from swapkit._runtime.session.memory_history import MemoryRecording, PoolLook
 from swapkit._runtime.session.stats import list_metrics, summarize
-from swapkit._runtime.session.trace_files import TraceSources, write_trace_file
 from swapkit.errors import SessionError
 from swapkit.ir.codec import write_planned
-from swapkit.reporting.html.card import STEPS_SHOWN, render_card, render_new
-from swapkit.reporting.reports import check_target, write_report
-from swapkit.reporting.traces.names import check_suffix
+from swapkit.reporting.paths import check_report, check_trace
 from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -30,11 +20,9 @@ if TYPE_CHECKING:
     from swapkit._runtime.allocators.installed_pool import Installation
     from swapkit._runtime.control.session_config import SessionConfig
     from swapkit._runtime.session.life import SessionLife
-    from swapkit._runtime.session.memory_history import MemoryRecording
     from swapkit.ir.plans import Plan
     from swapkit.ir.runs import SessionStats, StepRecord
     from swapkit.ir.traces import Trace
-    from swapkit.reporting.run_records import RunRecord
 
 NOT_ACTIVE = "this session is not active: use `with swapkit.budget(...) as s:`"
 
@@ -137,11 +125,13 @@ class SessionResults:
         Raises:
             SessionError: the session was not entered yet.
         """
+        from swapkit._runtime.session import reports
+
         stats = self.stats
         assert self._installation is not None
         device, tracker = self._installation.device, self._installation.tracker
         outside = find_outside(device, tracker)
-        uncollected = explain_uncollected(find_uncollected(device, tracker, stats.steps))
+        uncollected = find_uncollected(device, tracker, stats.steps)
         advice = advise_layout(
             self._installation.pool.stats(),
             separates=self._installation.separates_lives,
@@ -149,10 +139,12 @@ class SessionResults:
         )
         threads = [self._threads] if self._threads else []
         layout = self._installation.layout
-        places = [] if layout is None else explain_layout(layout.stats())
-        text = explain(stats, self._look(), self._policy_name, outside)
-        states = [] if self._active is None else explain_states(self._active.swapper.trained())
-        texts = [text, *states, *uncollected, *places, *threads, *advice]
+        places = [] if layout is None else reports.explain_layout(layout.stats())
+        text = reports.explain(stats, self._look(), self._policy_name, outside)
+        trained = () if self._active is None else self._active.swapper.trained()
+        states = reports.explain_states(trained)
+        kept = reports.explain_uncollected(uncollected)
+        texts = [text, *states, *kept, *places, *threads, *advice]
         return "\n".join(texts)
 
     def report(self, path: str | os.PathLike[str]) -> None:
@@ -170,7 +162,6 @@ class SessionResults:
         Raises:
             SessionError: the session was not entered yet.
             InvalidArgument: `path` does not end in .html or .json.
-            MissingPackage: the page needs Bokeh, which is not installed.
             DiskError: the file cannot be written; its previous content stays.
 
         Example:
@@ -179,8 +170,21 @@ class SessionResults:
             ...     session.mark_step()
             >>> session.report("run.json")  # doctest: +SKIP
         """
-        check_target(path)
-        write_report(path, self._gather())
+        check_report(path)
+        stats = self.stats
+        from swapkit._runtime.session.reports import gather
+        from swapkit.reporting.html.page import write_report
+
+        assert self._installation is not None
+        record = gather(
+            self._installation,
+            stats,
+            self._look(),
+            self.history,
+            policy=self._policy_name,
+            is_ended=not self.is_active,
+        )
+        write_report(path, record)
 
     def save_plan(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to a file, for `swapkit.budget(..., plan=path)`.
@@ -201,24 +205,18 @@ class SessionResults:
         write_planned(path, status.trace, status.plan)
 
     def export_trace(self, path: str | os.PathLike[str]) -> None:
-        """Write the session's steps or its memory to a file for a viewer, by the file's suffix.
+        """Write the session's steps to a file for https://ui.perfetto.dev and chrome://tracing.
 
-        `.json` and `.json.gz` are for https://ui.perfetto.dev and chrome://tracing. They have the
-        planned step as simulated (operators, copies, recomputations, memory) and the measured steps
-        of `history`; times are in microseconds. `.pickle` is a snapshot as
-        `torch.cuda.memory._dump_snapshot` writes it, for https://pytorch.org/memory_viz and
-        `torch.cuda._memory_viz`, with the pool's blocks.
-
-        After `record_memory_history`, both also have what was recorded: the first the copies with
-        their times and the pool's bytes, the second every allocation and free. An ended session
-        writes what was recorded until its end. Without a plan the file has what there is.
+        It has the planned step as simulated (operators, copies, recomputations, memory) and the
+        measured steps of `history`; times are in microseconds. After `record_memory_history`, it
+        also has each copy with its time, and the pool's bytes. An ended session writes what was
+        recorded until its end. Without a plan the file has what there is.
 
         Args:
-            path: the file. Its suffix is one of these three.
+            path: the file. Its name ends in `.json`, or in `.json.gz` for a compressed one.
 
         Raises:
-            SessionError: the session was not entered yet; or a `.pickle` on a device that keeps
-                torch's own allocator.
+            SessionError: the session was not entered yet.
             InvalidArgument: another suffix, or not a path.
             DiskError: the file cannot be written. A subclass of `OSError`.
 
@@ -230,26 +228,22 @@ class SessionResults:
             ...     os.listdir(folder)
             ['trace.json']
         """
-        suffix = check_suffix(path)
+        from swapkit._runtime.session.reports import write_trace_file
+
+        check_trace(path)
         if self._final is None:
             self._require()
         installation = self._installation
         assert installation is not None
         active = self._active
-        steps, ended_at = (
+        timed = (
             (self._history, self._last_step_ended_at)
             if active is None
             else active.history.timed_records()
         )
-        sources = TraceSources(
-            status=self._look(),
-            steps=steps,
-            ended_at=ended_at,
-            budget_bytes=self.limit_bytes,
-            look_at_memory=lambda: PoolLook(installation),
-            memory=self._look_at_memory(installation),
-        )
-        write_trace_file(path, suffix, sources)
+        look = self._look_at_memory(installation)
+        memory = None if look is None else look.history()
+        write_trace_file(path, self._look(), timed, self.limit_bytes, memory)
 
     def _look_at_memory(self, installation: Installation) -> PoolLook | None:
         """Return the recorded memory; None: it is not recorded.
@@ -264,20 +258,11 @@ class SessionResults:
                 return look
         return self._final_memory
 
-    def _gather(self) -> RunRecord:
-        stats = self.stats
-        assert self._installation is not None
-        return gather(
-            self._installation,
-            stats,
-            self._look(),
-            self.history,
-            policy=self._policy_name,
-            is_ended=not self.is_active,
-        )
-
     def _repr_html_(self) -> str:
         """Return a small card for notebooks."""
+        from swapkit._runtime.session.reports import tell_plan
+        from swapkit.reporting.html.card import STEPS_SHOWN, render_card, render_new
+
         if self._active is None and self._final is None:
             return render_new(self.limit_bytes)
         state = self.stage if self.is_active else "ended"

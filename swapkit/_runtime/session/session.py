@@ -109,11 +109,11 @@ class Session(SessionResults):
     def record_memory_history(
         self, *, enabled: bool = True, max_entries: int = MOST_ENTRIES
     ) -> None:
-        """Record every allocation, free and copy from now on, for `export_trace`.
+        """Record every copy and change of the pool's bytes from now on, for `export_trace`.
 
-        As `torch.cuda.memory._record_memory_history`, for swapkit's pool. It ends with the session,
-        which keeps the record. While it is on, each event takes less than a microsecond, and each
-        copy has two more calls in its stream, which read the clock. Off, it costs nothing.
+        It ends with the session, which keeps the record. While it is on, each event takes less than
+        a microsecond, and each copy has two more calls in its stream, which read the clock. Off, it
+        costs nothing.
 
         Args:
             enabled: False: stop, and drop the record. True again: begin a new one.

@@ -1,207 +1,235 @@
-"""The whole page: one file with all it needs. It loads nothing, and its policy forbids it to."""
+"""The files of a report: a record, or a static template with the values that its script draws.
+
+The page is one file that loads nothing, and its policy forbids it to. Names reach it as JSON, which
+the script shows as text, and as escaped text for readers without scripts.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
+import os
+import re
+from collections import defaultdict
+from dataclasses import replace
 from html import escape
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from swapkit.reporting.html.decisions import count_rows, list_rows, render_decisions
-from swapkit.reporting.html.drawing import require_bokeh
-from swapkit.reporting.html.run_figures import draw_budgets, draw_run
-from swapkit.reporting.html.step_figures import draw_step
-from swapkit.reporting.html.summary import render_notes, render_summary
-from swapkit.reporting.html.views import view_step, why_no_plan
-from swapkit.units import format_bytes
+from swapkit.errors import InvalidArgument
+from swapkit.ir.documents import write_text
+from swapkit.ir.traces import BEFORE
+from swapkit.reporting import plans
+from swapkit.reporting.machines import summarize_machine
+from swapkit.reporting.paths import PAGE, check_report
+from swapkit.reporting.run_records import RunRecord, encode_run, read_run, write_run
+from swapkit.reporting.steps import list_works, simulate_step
+from swapkit.simulation.occupancy import Layer, find_peak, measure_occupancy
+from swapkit.texts import printable
+from swapkit.units import format_bytes, show
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from swapkit.ir.traces import Trace
+    from swapkit.planning.reasons import Reason
+    from swapkit.reporting.steps import SimulatedStep, Work
+    from swapkit.simulation.occupancy import Presence
 
-    from swapkit.reporting.html.drawing import Key, Plot
-    from swapkit.reporting.html.views import StepView
-    from swapkit.reporting.run_records import RunRecord
+MOST_ROWS = 2500  # of memory over a step
+MOST_HOLDERS = 10  # of the peak
+_PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 
-# The page may run its own scripts and styles, and fetch nothing.
-_POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
-    "img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'"
-)
+
+def write_report(path: str | os.PathLike[str], record: RunRecord) -> None:
+    """Write a record as a page or as a document, depending on the name of the file.
+
+    Raises:
+        InvalidArgument, InvalidType: as for `check_report`.
+        DiskError: the file cannot be written; its previous content stays.
+    """
+    if check_report(path) == PAGE:
+        write_text(path, render_page(record))
+    else:
+        write_run(path, record)
+
+
+def draw_report(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Draw the page of a record that `session.report("run.json")` wrote.
+
+    Args:
+        source: the record.
+        target: the page; its name ends in .html.
+
+    Raises:
+        InvalidArgument: `target` is not a page.
+        InvalidDocument: `source` is not a record.
+        OSError: it cannot be read.
+        DiskError: as for `write_report`.
+    """
+    if check_report(target) != PAGE:
+        raise InvalidArgument(f"path={show(os.fspath(target))}: expected a name that ends in .html")
+    write_report(target, read_run(source))
 
 
 def render_page(record: RunRecord) -> str:
-    """Return the page of a record.
+    """Return the page of a record."""
+    step = None
+    if record.trace is not None:
+        why = why_no_plan(record)
+        step = simulate_step(record.trace, record.plan, record.machine, why)
+    values = _list_values(record, step)
+    script = _read("chart.js") + _read("page.js")
+    digest = base64.b64encode(hashlib.sha256(f"\n{script}".encode()).digest())
+    data = json.dumps(values, separators=(",", ":"), allow_nan=False)
+    parts = {
+        "title": escape(printable(values["title"])),
+        "style": _read("page.css"),
+        "script": script,
+        "digest": digest.decode(),
+        "data": data.replace("<", "\\u003c"),  # so that it cannot end its element
+        "words": escape(_tell(record, step)),
+    }
+    return _PLACEHOLDER.sub(lambda found: parts[found[1]], _read("page.html"))
 
-    Raises:
-        MissingPackage: Bokeh is not installed.
-    """
-    require_bokeh()
-    view = view_step(record)
-    plots: list[Plot] = []
-    body = [
-        render_summary(record),
-        _render_step(record, view, plots),
-        _render_decisions(record, view),
-        _render_budgets(record, plots),
-        _render_run(record, plots),
-        render_notes(record),
-    ]
-    return _assemble(_title(record), "\n".join(body), plots)
+
+def why_no_plan(record: RunRecord) -> str:
+    """Return why a record has no plan, as the rest of a sentence."""
+    if record.why_no_plan:
+        return record.why_no_plan
+    if record.policy == "rescue":
+        return "with policy='rescue' a session makes no plan"
+    steps = record.stats.steps
+    done = f"{steps} {'step' if steps == 1 else 'steps'}"
+    if record.trace is None:
+        return f"no step was recorded yet ({done}, stage {record.stage!r})"
+    return f"the session is in stage {record.stage!r} after {done}, and tries plans"
 
 
-def _title(record: RunRecord) -> str:
+def _list_values(record: RunRecord, step: SimulatedStep | None) -> dict[str, Any]:
+    """Return what the script draws: the record, with the simulated step for trace and plan."""
     label = record.trace.label if record.trace is not None else ""
-    budget = format_bytes(record.stats.budget_bytes)
-    return f"{label} in {budget}" if label else f"Training in {budget}"
+    values = encode_run(replace(record, trace=None, plan=None, machine=None))
+    links = [] if record.machine is None else [f"links: {summarize_machine(record.machine)}"]
+    return {
+        **values,
+        "title": f"{label or 'Training'} in {format_bytes(record.stats.budget_bytes)}",
+        "why_no_plan": why_no_plan(record),
+        "notes": [*record.notes, *links],
+        "plan_bytes": None if record.plan is None else record.plan.budget_bytes,
+        "step": None if step is None else _list_step(step),
+    }
 
 
-def _render_step(record: RunRecord, view: StepView | None, plots: list[Plot]) -> str:
-    if view is None:
-        return _section("step", "One step", _missing("this figure", why_no_plan(record)))
-    made = draw_step(view, record.stats.budget_bytes)
-    plots += made
-    if view.is_planned:
-        intro = (
-            f"One step as the simulator predicts it for the plan: {view.operators:,} recorded "
-            "operators, with times scaled to the measured steps."
-        )
+class _Numbered(dict[str, int]):
+    """Texts in the order of their numbers: a page has each of them once."""
+
+    def __missing__(self, text: str) -> int:
+        self[text] = len(self)
+        return self[text]
+
+
+def _list_step(step: SimulatedStep) -> dict[str, Any]:
+    trace, plan, schedule = step.trace, step.plan, step.schedule
+    texts = _Numbered()
+    memory = measure_occupancy(trace, plan, schedule, most_rows=MOST_ROWS)
+    reasons = sorted(
+        step.reasons, key=lambda each: (plans.ORDER.index(plans.name_action(each)), -each.nbytes)
+    )
+    return {
+        "why_not_planned": step.why_not_planned,
+        "operators": len(trace.operators),
+        "end": schedule.ends[-1],
+        "times": [_round(each) for each in memory.times],
+        "instants": memory.instants,
+        "layers": {layer.value: row for layer, row in memory.layers.items() if max(row) > 0},
+        "works": [
+            _list_work(trace, each, texts)
+            for each in list_works(step)
+            if each.end > each.start and (each.storage >= 0 or trace.operators[each.operator].name)
+        ],
+        "peak": _list_peak(step),
+        "decisions": [_list_decision(trace, each, texts) for each in reasons],
+        "saved": sum(each.is_saved and each.birth != BEFORE for each in trace.storages),
+        "states": sum(not trace.storages[each.storage].is_saved for each in reasons),
+        "texts": list(texts),
+    }
+
+
+def _list_work(trace: Trace, work: Work, texts: _Numbered) -> list[float]:
+    """Return kind, start, end, what, where, bytes.
+
+    An operator of backward has no module: it is where the tensors that it reads were saved.
+    """
+    name, place, nbytes = work.kind, plans.OUTSIDE, 0
+    if work.storage >= 0:
+        storage = trace.storages[work.storage]
+        place, nbytes = plans.name_site(storage.module, storage.index), storage.nbytes
     else:
-        intro = f"The recorded step without a plan, because {view.why_not_planned}."
-    figures = [_render_plot(each) for each in made]
-    return _section("step", "One step", f"<p>{escape(intro)}</p>", *figures, _render_peak(view))
+        operator = trace.operators[work.operator]
+        read = (trace.storages[each] for each in operator.reads)
+        modules = (operator.module, *(each.module for each in read if each.is_saved))
+        name, place = operator.name, next(filter(None, modules), plans.OUTSIDE)
+    times = _round(work.start), _round(work.end)
+    return [texts[work.kind], *times, texts[name], texts[place], nbytes]
 
 
-def _render_peak(view: StepView) -> str:
-    rows = "".join(
-        f'<tr><th scope="row">{escape(each.name)}</th>'
-        f"<td>{format_bytes(each.nbytes)}</td><td>{each.count:,}</td></tr>"
-        for each in view.peak_holders
-    )
-    return (
-        "<h3>Who holds the peak</h3><p>The largest holders at the instant with the most memory in "
-        'use, as simulated.</p><table id="peak"><thead><tr><th scope="col">what</th>'
-        '<th scope="col">size</th><th scope="col">storages</th></tr></thead>'
-        f"<tbody>{rows}</tbody></table>"
-    )
+def _list_decision(trace: Trace, reason: Reason, texts: _Numbered) -> list[float | None]:
+    """Return place, maker, decision, bytes, cost, seconds of copies and of recomputing, why."""
+    birth = trace.storages[reason.storage].birth
+    again = reason.recompute_seconds
+    return [
+        texts[plans.name_site(reason.module, reason.index)],
+        texts[trace.operators[birth].name if birth >= 0 else "before the step"],
+        texts[plans.name_action(reason)],
+        reason.nbytes,
+        _round(plans.cost_of(reason)),
+        _round(reason.copy_seconds),
+        None if again is None else _round(again),
+        texts[reason.why.value],
+    ]
 
 
-def _render_decisions(record: RunRecord, view: StepView | None) -> str:
-    title = "Decisions"
-    if view is None or record.trace is None or not view.is_planned:
-        why = why_no_plan(record) if view is None else view.why_not_planned
-        return _section("plan", title, _missing("The table of decisions", why))
-    rows = list_rows(record.trace, view.reasons, record.pace)
-    if not rows:
-        return _section("plan", title, "<p>The step saves nothing that a plan can move.</p>")
-    intro = (
-        "<p>Each storage that autograd saves and that a plan may move. Search for a module, or "
-        "sort by a column to find what costs most.</p>"
-    )
-    left = count_rows(record.trace, rows)
-    note = f'<p class="note">{escape(left)}</p>' if left else ""
-    return _section("plan", title, intro, note, render_decisions(rows))
+def _list_peak(step: SimulatedStep) -> list[tuple[str, int, int]]:
+    """Return the largest holders of memory when the most is in use: name, bytes, storages."""
+    totals: defaultdict[str, list[int]] = defaultdict(list)
+    for stay in find_peak(step.trace, step.plan, step.schedule):
+        totals[_name_stay(step.trace, stay)].append(stay.nbytes)
+    holders = [(name, sum(sizes), len(sizes)) for name, sizes in totals.items()]
+    return sorted(holders, key=lambda each: (-each[1], each[0]))[:MOST_HOLDERS]
 
 
-def _render_budgets(record: RunRecord, plots: list[Plot]) -> str:
-    title = "Other budgets"
-    if record.plan is None or not record.trade_offs:
-        why = why_no_plan(record) if record.plan is None else "the speed of the links is unknown"
-        return _section("budgets", title, _missing("This figure", why))
-    plot = draw_budgets(record)
-    plots.append(plot)
-    return _section("budgets", title, _render_plot(plot))
+def _name_stay(trace: Trace, stay: Presence) -> str:
+    if stay.storage is None or stay.layer not in {Layer.SAVED, Layer.TEMPORARY, Layer.INPUT}:
+        return stay.layer.value
+    storage = trace.storages[stay.storage]
+    if storage.is_saved:
+        return plans.name_site(storage.module, storage.index)
+    if storage.birth < 0:
+        return f"{stay.layer.value}, made before the step"
+    maker = trace.operators[storage.birth]
+    return f"{stay.layer.value}: {maker.name} in {maker.module or plans.OUTSIDE}"
 
 
-def _render_run(record: RunRecord, plots: list[Plot]) -> str:
-    title = "All steps"
-    if not record.steps:
-        return _section("run", title, _missing("This figure", "no step has ended"))
-    made = draw_run(record)
-    plots += made
-    return _section("run", title, *map(_render_plot, made))
+def _tell(record: RunRecord, step: SimulatedStep | None) -> str:
+    """Return a report in words, for readers without scripts."""
+    stats = record.stats
+    lines = [
+        f"peak {format_bytes(stats.peak_bytes)} of {format_bytes(stats.budget_bytes)}, "
+        f"{stats.steps} steps, policy {record.policy}"
+    ]
+    if record.plan is None:
+        return f"{lines[0]}\nThere is no plan: {why_no_plan(record)}."
+    reasons = () if step is None else step.reasons
+    lines += [
+        plans.format_plan(record.plan, reasons, step_seconds=stats.step_seconds),
+        plans.format_trade_offs(record.trade_offs, plan=record.plan, pace=record.pace),
+    ]
+    return "\n\n".join(lines)
 
 
-def _section(name: str, title: str, *parts: str) -> str:
-    return f'<section id="{name}">\n<h2>{escape(title)}</h2>\n{"".join(parts)}\n</section>'
-
-
-def _missing(what: str, why: str) -> str:
-    return f'<p class="missing">{escape(what)} is missing: {escape(why)}.</p>'
-
-
-def _render_plot(plot: Plot) -> str:
-    keys = "".join(map(_render_key, plot.keys))
-    note = f'<p class="note">{escape(plot.note)}</p>' if plot.note else ""
-    return (
-        f'<figure id="figure-{plot.name}">'
-        f"<h3>{escape(plot.title)}</h3>"
-        f'<ul class="legend">{keys}</ul>'
-        f'<div class="plot" id="plot-{plot.name}" role="img" '
-        f'aria-label="{escape(plot.alternative)}" '
-        f'style="min-height:{plot.figure.height}px">'
-        f"<noscript><p>{escape(plot.alternative)} The drawing needs JavaScript.</p></noscript>"
-        "</div>"
-        f"<figcaption>{escape(plot.reading)}</figcaption>{note}</figure>\n"
-    )
-
-
-def _render_key(key: Key) -> str:
-    style = f' style="color:{key.colour}"' if key.colour else ""
-    return f'<li><i class="{key.mark}"{style}></i>{escape(key.text)}</li>'
-
-
-def _assemble(title: str, body: str, plots: Sequence[Plot]) -> str:
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{escape(title)} - swapkit</title>\n<style>\n{_read('page.css')}</style>\n"
-        "</head>\n<body>\n"
-        '<header><p class="brand">swapkit report</p>'
-        f"<h1>{escape(title)}</h1>"
-        '<button type="button" id="theme" class="script" '
-        'aria-label="Switch between light and dark">light / dark</button></header>\n'
-        f"<main>\n{body}\n</main>\n"
-        f'<script type="application/json" id="plots">{_embed(plots)}</script>\n'
-        f"<script>\n{_bokeh() if plots else ''}\n</script>\n"
-        f"<script>\n{_read('page.js')}</script>\n</body>\n</html>\n"
-    )
-
-
-def _embed(plots: Sequence[Plot]) -> str:
-    """Return all figures as one document of Bokeh, and the elements that they go into."""
-    if not plots:
-        return "null"
-    from bokeh.document import Document
-
-    document = Document()
-    for plot in plots:
-        document.add_root(plot.figure)
-    roots = {plot.figure.id: f"plot-{plot.name}" for plot in plots}
-    items = [{"docid": "page", "roots": roots, "root_ids": list(roots)}]
-    text = json.dumps(
-        {"documents": {"page": document.to_json(deferred=False)}, "items": items},
-        ensure_ascii=False,
-        separators=(",", ":"),
-    )
-    return _escape_script(text)
-
-
-def _escape_script(text: str) -> str:
-    """Return JSON that cannot end the script element that it stands in."""
-    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-
-
-def _bokeh() -> str:
-    """Return the core of BokehJS, without its widgets, tables and web GL."""
-    from bokeh.resources import Resources
-
-    return _join(Resources(mode="inline", components=["bokeh"]).js_raw)
-
-
-def _join(scripts: Iterable[str]) -> str:
-    return "\n".join(scripts).replace("</script", "<\\/script")
+def _round(value: float) -> float:
+    """Return a value with as many digits as a screen can show."""
+    return float(f"{value:.7g}")
 
 
 def _read(name: str) -> str:

@@ -9,9 +9,8 @@ Source:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 Event: TypeAlias = dict[str, Any]
 Values: TypeAlias = Mapping[str, "str | int | float | bool | None"]
@@ -22,118 +21,95 @@ _NS_PER_US = 1000
 _ORDER = {"M": 0, "C": 1, "X": 2, "i": 3, "s": 4, "t": 4, "f": 4}
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """A stretch of time on a row."""
+class Slice(NamedTuple):
+    """A stretch of time on a row. A value that is None is left out."""
 
     name: str
     start_ns: int
     end_ns: int
-    category: str = ""
-    values: Values = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """Where a slice is drawn: a thread of a process."""
-
-    process: int
-    thread: int
+    category: str
+    values: Values | None = None
 
 
 class Tracks:
-    """The events of one file so far."""
+    """The rows and counters of one process."""
 
-    def __init__(self) -> None:
-        self._events: list[tuple[int, int, int, Event]] = []
+    def __init__(self, process: int, name: str) -> None:
+        """Begin without a row; viewers list processes in the order of their numbers."""
+        self.events: list[tuple[int, int, int, Event]] = []  # each after what it is sorted by
+        self._process = process
         self._arrows = 0
+        self._describe(0, "process", name, process)
 
-    def name_process(self, process: int, name: str) -> None:
-        """Name a process; viewers list processes in the order of their numbers."""
-        self._describe(process, 0, "process_name", {"name": name})
-        self._describe(process, 0, "process_sort_index", {"sort_index": process})
-
-    def name_thread(self, row: Row, name: str) -> None:
+    def name_row(self, row: int, name: str) -> None:
         """Name a row; rows are listed in the order of their numbers."""
-        self._describe(row.process, row.thread, "thread_name", {"name": name})
-        self._describe(row.process, row.thread, "thread_sort_index", {"sort_index": row.thread})
+        self._describe(row, "thread", name, row)
 
-    def add_slice(self, row: Row, each: Slice) -> None:
+    def add_slice(self, row: int, each: Slice) -> None:
         """Add a slice. Slices of one row must be nested or apart."""
-        event = _begin("X", each.name, each.start_ns, row)
-        event["dur"] = _microseconds(each.end_ns - each.start_ns)
-        event["cat"] = each.category or "slice"
-        event["args"] = {name: value for name, value in each.values.items() if value is not None}
-        self._add(each.start_ns, event, length=each.end_ns - each.start_ns)
+        length = each.end_ns - each.start_ns
+        values = {name: value for name, value in (each.values or {}).items() if value is not None}
+        more: Event = {"dur": length / _NS_PER_US, "cat": each.category, "args": values}
+        self._add("X", each.name, row, each.start_ns, more, length)
 
-    def add_instant(self, row: Row, name: str, time_ns: int, values: Values) -> None:
+    def add_rows(self, title: str, first: int, slices: Sequence[Slice]) -> list[int]:
+        """Add slices that may overlap to as few rows as possible, from row `first` on.
+
+        Returns:
+            The row of each.
+        """
+        rows, ends = [first] * len(slices), list[int]()
+        for at in sorted(range(len(slices)), key=lambda at: slices[at][1:3]):
+            each = slices[at]
+            number = next((n for n, end in enumerate(ends) if end <= each.start_ns), len(ends))
+            if number == len(ends):
+                ends.append(0)
+                self.name_row(first + number, f"{title} {number + 1}" if number else title)
+            ends[number], rows[at] = each.end_ns, first + number
+            self.add_slice(rows[at], each)
+        return rows
+
+    def add_mark(self, row: int, name: str, time_ns: int, values: Values) -> None:
         """Add a mark on a row."""
-        event = _begin("i", name, time_ns, row)
-        event["s"] = "t"
-        event["args"] = dict(values)
-        self._add(time_ns, event)
+        self._add("i", name, row, time_ns, {"s": "t", "args": values})
 
-    def add_count(self, process: int, name: str, time_ns: int, values: Mapping[str, float]) -> None:
-        """Set a counter of a process from a time on; each key is a line."""
-        event = _begin("C", name, time_ns, Row(process, 0))
-        event["args"] = dict(values)
-        self._add(time_ns, event)
+    def add_count(self, name: str, time_ns: int, values: Mapping[str, float]) -> None:
+        """Set a counter from a time on; each key is a line."""
+        self._add("C", name, 0, time_ns, {"args": values})
 
-    def add_arrow(self, name: str, points: list[tuple[Row, int]]) -> None:
-        """Add an arrow through slices: at each point, the innermost one that begins there."""
+    def add_arrow(self, name: str, points: Sequence[tuple[int, int]]) -> None:
+        """Add an arrow through slices: by row and time, the innermost one that begins there."""
         self._arrows += 1
-        last = len(points) - 1
+        label: Event = {"cat": "storage", "id": f"{self._process}.{self._arrows}"}
         for number, (row, time_ns) in enumerate(points):
-            phase = "s" if number == 0 else "f" if number == last else "t"
-            event = _begin(phase, name, time_ns, row)
-            event["cat"], event["id"] = "storage", self._arrows
-            if phase != "s":
-                event["bp"] = "e"
-            self._add(time_ns, event)
+            phase = "s" if number == 0 else "f" if number == len(points) - 1 else "t"
+            more = label if phase == "s" else {**label, "bp": "e"}
+            self._add(phase, name, row, time_ns, more)
 
-    def events(self) -> list[Event]:
-        """Return all events in the order of time, enclosing slices first."""
-        return [event for *_, event in sorted(self._events, key=lambda each: each[:3])]
+    def _describe(self, row: int, what: str, name: str, place: int) -> None:
+        self._add("M", f"{what}_name", row, None, {"args": {"name": name}})
+        self._add("M", f"{what}_sort_index", row, None, {"args": {"sort_index": place}})
 
-    def _describe(self, process: int, thread: int, name: str, values: Values) -> None:
-        event: Event = {"ph": "M", "name": name, "pid": process, "tid": thread}
-        event["args"] = dict(values)
-        self._events.append((-1, _ORDER["M"], 0, event))
-
-    def _add(self, time_ns: int, event: Event, length: int = 0) -> None:
-        self._events.append((time_ns, _ORDER[event["ph"]], -length, event))
+    def _add(
+        self, phase: str, name: str, row: int, time_ns: int | None, more: Event, length: int = 0
+    ) -> None:
+        event: Event = {"ph": phase, "name": name, "pid": self._process, "tid": row}
+        if time_ns is not None:
+            event["ts"] = time_ns / _NS_PER_US
+        order = (-1 if time_ns is None else time_ns, _ORDER[phase], -length)
+        self.events.append((*order, {**event, **more}))
 
 
-def _begin(phase: str, name: str, time_ns: int, row: Row) -> Event:
+def format_document(processes: Iterable[Tracks], about: Values) -> dict[str, object]:
+    """Return the content of a file: events in the order of time, enclosing slices first.
+
+    Args:
+        processes: whose events it has.
+        about: shown as the file's own information.
+    """
+    events = [each for process in processes for each in process.events]
     return {
-        "ph": phase,
-        "name": name,
-        "pid": row.process,
-        "tid": row.thread,
-        "ts": _microseconds(time_ns),
-    }
-
-
-def _microseconds(nanoseconds: int) -> float:
-    return nanoseconds / _NS_PER_US
-
-
-def spread(slices: list[Slice]) -> list[list[Slice]]:
-    """Return slices that may overlap as rows in which none do, as few as possible."""
-    rows: list[list[Slice]] = []
-    for each in sorted(slices, key=lambda one: (one.start_ns, one.end_ns)):
-        row = next((row for row in rows if row[-1].end_ns <= each.start_ns), None)
-        if row is None:
-            rows.append([each])
-        else:
-            row.append(each)
-    return rows
-
-
-def format_document(tracks: Tracks, about: Values) -> dict[str, object]:
-    """Return the content of a file. `about`: shown as the file's own information."""
-    return {
-        "traceEvents": tracks.events(),
+        "traceEvents": [event for *_, event in sorted(events, key=lambda each: each[:3])],
         "displayTimeUnit": "ms",
         "otherData": dict(about),
     }

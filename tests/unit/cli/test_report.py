@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import TYPE_CHECKING
 
 import pytest
@@ -42,13 +41,3 @@ def test_report_when_there_is_nothing_to_draw_then_status_2_and_why(
     assert cli.main(["report", str(record.with_name("none.json"))]) == 2
     assert cli.main(["report", str(record), "-o", "page.pdf"]) == 2
     assert "'page.pdf': expected a name that ends in .html" in capsys.readouterr().err
-
-
-def test_report_when_bokeh_is_missing_then_status_1_and_how_to_install_it(
-    record: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    assert cli.main(["report", str(record)]) == 1
-    said = capsys.readouterr().err
-    assert 'pip install "swapkit[report]"' in said
-    assert said.count("\n") == 1

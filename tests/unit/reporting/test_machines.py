@@ -27,9 +27,13 @@ WITH_DISK = Machine(
 )
 
 
+def lines_of(machine: Machine) -> list[str]:
+    heads, *rows = list_machine(machine)
+    return format_table(heads, rows).splitlines()
+
+
 def test_machine_when_formatted_then_each_figure_has_its_line() -> None:
-    heads, *rows = list_machine(MACHINE)
-    assert format_table(heads, rows).splitlines() == [
+    assert lines_of(MACHINE) == [
         "a device",
         "budget                   10.00 GiB",
         "out, to the host         24.50 GB/s, 12.0 us latency per copy",
@@ -42,8 +46,7 @@ def test_machine_when_formatted_then_each_figure_has_its_line() -> None:
 
 
 def test_machine_when_it_has_a_disk_then_its_speeds_and_room_are_named() -> None:
-    heads, *rows = list_machine(WITH_DISK)
-    lines = format_table(heads, rows).splitlines()
+    lines = lines_of(WITH_DISK)
     assert lines[0] == "machine"
     assert lines[-4:] == [
         "host memory for copies   3.00 MiB",

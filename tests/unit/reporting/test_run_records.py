@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from swapkit.errors import DiskError, InvalidArgument, InvalidDocument, InvalidType, MissingPackage
-from swapkit.reporting.reports import check_target, draw_report, write_report
+from swapkit.errors import DiskError, InvalidArgument, InvalidDocument, InvalidType
+from swapkit.reporting.html.page import draw_report, write_report
+from swapkit.reporting.paths import check_report, check_trace
 from swapkit.reporting.run_records import decode_run, encode_run, read_run, write_run
 from tests.support.run_records import make_record
 
@@ -30,6 +30,32 @@ def document(**changes: Any) -> dict[str, Any]:
 def test_record_when_written_and_read_then_the_same(tmp_path: Path, record: Any) -> None:
     write_run(tmp_path / "run.json", record)
     assert read_run(tmp_path / "run.json") == record
+
+
+def test_document_when_written_then_the_fields_of_version_1() -> None:
+    """Another field needs another version: programs of this one refuse it."""
+    content = document()
+    assert content["version"] == 1
+    assert set(content) == {
+        "format", "version", "created", "swapkit_version", "torch_version", "device", "hardware",
+        "policy", "stage", "is_ended", "pace", "plan_text", "why_no_plan", "notes", "stats",
+        "steps", "trade_offs", "machine", "plan", "trace",
+    }  # fmt: skip
+    assert set(content["stats"]) == {
+        "budget_bytes", "peak_bytes", "steps", "oom_rescues", "swapped_out_bytes",
+        "swapped_in_bytes", "recomputed_regions", "stall_seconds", "host_peak_bytes",
+        "disk_peak_bytes", "replans", "step_seconds", "predicted_step_seconds",
+        "predicted_peak_bytes", "predicted_reserved_bytes", "bound_step_seconds",
+        "unlimited_step_seconds",
+    }  # fmt: skip
+    assert content["steps"]["fields"] == [
+        "step", "stage", "seconds", "peak_bytes", "rescues", "swapped_out_bytes",
+        "swapped_in_bytes", "stall_seconds",
+    ]  # fmt: skip
+    assert content["trade_offs"]["fields"] == [
+        "budget_bytes", "seconds", "bound_seconds", "peak_bytes", "swapped_bytes",
+        "recompute_seconds", "host_peak_bytes",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -89,20 +115,13 @@ def test_report_when_its_name_ends_in_json_then_drawn_later(tmp_path: Path) -> N
 def test_report_when_the_name_is_wrong_then_said_what_is_possible(tmp_path: Path) -> None:
     for name in ("run.pdf", "run", "", ".html"):
         with pytest.raises(InvalidArgument, match=r"\.html, .*\.json"):
-            check_target(name)
+            check_report(name)
+    for name in ("trace", "trace.txt", "trace.json.zip", "memory.pickle", ""):
+        with pytest.raises(InvalidArgument, match=r"\.json, .*\.json\.gz"):
+            check_trace(name)
     with pytest.raises(InvalidType):
-        check_target(None)
+        check_report(None)
     with pytest.raises(InvalidArgument, match=r"ends in \.html"):
         draw_report(tmp_path / "run.json", tmp_path / "other.json")
     with pytest.raises(DiskError, match="does not exist"):
         write_report(tmp_path / "no" / "run.html", RECORD)
-
-
-def test_report_when_bokeh_is_missing_then_said_how_to_install_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    with pytest.raises(MissingPackage, match=r'pip install "swapkit\[report\]"'):
-        write_report(tmp_path / "run.html", RECORD)
-    write_report(tmp_path / "run.json", RECORD)
-    assert [each.name for each in tmp_path.iterdir()] == ["run.json"]

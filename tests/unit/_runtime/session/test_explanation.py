@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from swapkit._runtime.control.plan_status import PlanStatus
 from swapkit._runtime.execution.plan_checks import pace
-from swapkit._runtime.session import explanation as explaining
-from swapkit._runtime.session.explanation import explain
+from swapkit._runtime.session import reports as explaining
+from swapkit._runtime.session.reports import explain
 from swapkit.ir.machines import Machine
 from swapkit.ir.runs import SessionStats
 from swapkit.planning.planner import make_plan

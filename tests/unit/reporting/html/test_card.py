@@ -14,8 +14,8 @@ def test_card_when_rendered_then_stage_peak_plan_and_steps() -> None:
     stats = replace(STATS, budget_bytes=200 << 20, peak_bytes=50 << 20, steps=1)
     text = render_card(stats, "stable", "<3 storages swapped>", make_steps(2, 200 << 20))
     assert "stable, 1 step" in text
-    assert "peak 50.00 MiB of 200.00 MiB (25 %)" in text
-    assert "width:25.0%" in text
+    assert "peak 50.00 MiB of 200.00 MiB (25%)" in text
+    assert 'value="0.250"' in text
     assert "&lt;3 storages swapped&gt;" in text
     assert text.count("<tr>") == 3
     assert "script" not in text

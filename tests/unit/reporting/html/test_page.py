@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from swapkit.reporting.html.decisions import count_rows, list_rows
-from swapkit.reporting.html.page import render_page
-from swapkit.reporting.html.views import view_step
+from swapkit.ir.traces import Phase
+from swapkit.reporting.html.page import MOST_HOLDERS, MOST_ROWS, render_page, why_no_plan
+from swapkit.reporting.steps import COPY_IN, COPY_OUT, RECOMPUTE, WAITING
+from swapkit.simulation.occupancy import Layer, find_peak, measure_occupancy
+from swapkit.simulation.timeline import simulate
 from tests.support.run_records import make_large, make_record, rename
 
 if TYPE_CHECKING:
     from swapkit.reporting.run_records import RunRecord
 
 RECORD = make_record()
-FIGURES = ("memory", "lanes", "budgets", "times", "peaks", "rescues")
-HOSTILE = "</script><script>alert(1)</script><b a='\"&amp; \u2028 \U0001f40d 层"
+BARE = replace(RECORD, trace=None, plan=None, trade_offs=(), plan_text="")
+FIGURES = {"memory", "lanes", "budgets", "times", "peaks", "rescues"}
+HOSTILE = "</script></noscript><script>alert(1)</script><b a='\"&amp; {{data}} \u2028 \U0001f40d 层"
 MOST_BYTES = 5_000_000
 
 
@@ -37,12 +43,11 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.attributes += [(tag, name, value or "") for name, value in attrs]
-        if tag not in {"meta", "input", "i", "link"}:
+        if tag not in {"meta", "input"}:
             self._open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
-        if tag != "i":
-            assert self._open.pop() == tag
+        assert self._open.pop() == tag
 
     def handle_data(self, data: str) -> None:
         self.texts.setdefault(self._open[-1] if self._open else "", []).append(data)
@@ -50,11 +55,8 @@ class Page(HTMLParser):
     def values(self, name: str) -> list[str]:
         return [value for _, each, value in self.attributes if each == name]
 
-    def plots(self) -> dict[str, object]:
-        (text,) = [
-            each for each in self.texts["script"] if each.startswith(('{"documents"', "null"))
-        ]
-        found: dict[str, object] = json.loads(text)
+    def record(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.texts["script"][0])
         return found
 
 
@@ -63,113 +65,96 @@ def page() -> Page:
     return Page(render_page(RECORD))
 
 
-def test_page_when_parsed_then_every_figure_has_its_words(page: Page) -> None:
-    for name in FIGURES:
-        assert f"plot-{name}" in page.values("id")
-    assert len(page.texts["figcaption"]) == len(FIGURES)
-    labels = [value for tag, name, value in page.attributes if (tag, name) == ("div", "aria-label")]
-    assert len([each for each in labels if len(each) > 20]) >= len(FIGURES)
-
-
-def test_page_when_parsed_then_it_refers_to_nothing_outside(page: Page) -> None:
-    assert not page.values("src")
-    assert not page.values("href")
-    assert not page.values("srcset")
-    assert "link" not in {tag for tag, _, _ in page.attributes}
+def test_page_when_parsed_then_it_refers_to_nothing_and_allows_its_own_script_only(
+    page: Page,
+) -> None:
+    assert not {"src", "href", "srcset"} & {name for _, name, _ in page.attributes}
     (style,) = page.texts["style"]
     assert "url(" not in style
     assert "@import" not in style
-    assert any(value.startswith("default-src 'none'") for value in page.values("content"))
+    (policy,) = [each for each in page.values("content") if each.startswith("default-src 'none'")]
+    digest = base64.b64encode(hashlib.sha256(page.texts["script"][1].encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in policy
+    assert {f"figure-{name}" for name in FIGURES} <= set(page.values("id"))
+    assert len(page.texts["figcaption"]) == len(FIGURES)
 
 
-def test_page_when_read_without_scripts_then_the_table_is_there(page: Page) -> None:
-    assert RECORD.plan is not None
-    swapped = [each for each in page.texts["span"] if each in {"swap", "recompute", "keep"}]
-    assert len(swapped) >= len(RECORD.plan.decisions)
-    assert any("layers.0." in each for each in page.texts["th"])
-    assert "it fits in the budget" in page.texts["td"]
+def test_page_when_read_without_scripts_then_it_tells_plan_and_budgets(page: Page) -> None:
+    (words,) = page.texts["pre"]
+    for text in ("predicted: step", "measured: step", "its copies cost no compute time",
+                 "model.layers.0", "effect of other budgets"):  # fmt: skip
+        assert text in words
+    assert "There is no plan: no step was recorded yet" in Page(render_page(BARE)).texts["pre"][0]
 
 
-def test_page_when_names_are_hostile_then_shown_as_text() -> None:
-    text = render_page(rename(RECORD, HOSTILE))
-    page = Page(text)
-    assert {tag for tag, _, _ in page.attributes} == {
-        tag for tag, _, _ in Page(render_page(RECORD)).attributes
-    }
-    assert len(page.texts["script"]) == 3
-    assert any(each.startswith(HOSTILE) for each in page.texts["th"])
-    assert f"{HOSTILE} in" in page.texts["h1"][0]
-    assert HOSTILE in json.dumps(page.plots(), ensure_ascii=False).replace('\\"', '"')
+def test_page_when_names_are_hostile_then_shown_as_text(page: Page) -> None:
+    hostile = Page(render_page(rename(RECORD, HOSTILE)))
+    assert [tag for tag, _, _ in hostile.attributes] == [tag for tag, _, _ in page.attributes]
+    assert len(hostile.texts["script"]) == 2
+    assert hostile.record()["hardware"] == HOSTILE
+    assert HOSTILE in hostile.record()["step"]["texts"]
+    assert "".join(hostile.texts["h1"]).startswith("</script></noscript>")
 
 
-@pytest.mark.parametrize(
-    ("record", "missing", "shown"),
-    [
-        (replace(RECORD, trace=None, plan=None, trade_offs=(), plan_text="", policy="rescue"),
-         3, ("times", "peaks", "rescues")),
-        (replace(RECORD, plan=None, trade_offs=(), plan_text="", why_no_plan="nothing fits"),
-         2, ("memory", "lanes", "times", "peaks", "rescues")),
-        (replace(RECORD, machine=None, trade_offs=()),
-         2, ("memory", "lanes", "times", "peaks", "rescues")),
-        (replace(RECORD, trace=None, plan=None, trade_offs=(), plan_text="", steps=(),
-                 stats=replace(RECORD.stats, steps=0, step_seconds=None)), 4, ()),
-    ],
-)  # fmt: skip
-def test_page_when_something_is_missing_then_it_says_why(
-    record: RunRecord, missing: int, shown: tuple[str, ...]
-) -> None:
-    page = Page(render_page(record))
-    found = re.findall(r'<p class="missing">([^<]*)</p>', render_page(record))
-    assert len(found) == missing
-    assert all(": " in each for each in found)
-    assert {each for each in page.values("id") if each.startswith("plot-")} == {
-        f"plot-{name}" for name in shown
-    }
+def test_script_when_it_names_kinds_of_work_and_data_then_all_of_them() -> None:
+    script = files("swapkit.reporting.html").joinpath("page.js").read_text(encoding="utf-8")
+    kinds = {each.value for each in Phase if each is not Phase.IDLE}
+    for name in (*kinds, RECOMPUTE, COPY_IN, COPY_OUT, WAITING, *(each.value for each in Layer)):
+        assert f'"{name}": ' in script, name
 
 
-def test_page_when_the_session_has_ended_then_said() -> None:
-    assert "<span>ended</span>" in render_page(replace(RECORD, is_ended=True))
-
-
-@pytest.mark.parametrize("layers", [555, 1050])  # just below the most rows, and above
-def test_page_when_the_run_is_large_then_small_enough_and_it_says_what_is_left_out(
-    layers: int,
-) -> None:
-    record = make_large(layers, steps=10_000)
-    assert record.trace is not None
-    assert len(record.trace.operators) > 19 * layers
-    text = render_page(record)
-    assert ("storages are joined to" in text) == (layers == 1050)
-    assert len(text.encode()) <= MOST_BYTES
-    assert "10,000 steps are drawn as" in text
-    assert "The session keeps its latest 10,000 steps." in text
-    assert "Memory changes at" in text
-    assert "are drawn as one block" in text
-
-
-@pytest.mark.parametrize(("factor", "kind"), [(1.05, "lead"), (1.32, "warning"), (0.8, "warning")])
-def test_page_when_read_then_the_measured_step_comes_first_and_warns_if_it_is_far_off(
-    factor: float, kind: str
-) -> None:
-    predicted = RECORD.stats.predicted_step_seconds
-    assert predicted is not None
-    stats = replace(RECORD.stats, step_seconds=factor * predicted)
-    text = render_page(replace(RECORD, stats=stats))
-    summary = text[text.index('<section id="summary">') :]
-    first = re.match(r'<section id="summary"><p class="(\w+)">Measured: [^,]+, (\S+) from', summary)
-    assert first is not None
-    assert first.groups() == (kind, f"{factor - 1:+.1%}")
-
-
-def test_page_when_read_then_it_says_who_holds_the_peak_and_which_storages_have_no_row() -> None:
-    text = render_page(RECORD)
-    assert text.index("Who holds the peak") < text.index('<table id="peak">')
+def test_values_when_there_is_a_plan_then_the_record_and_its_simulated_step(page: Page) -> None:
+    values = page.record()
     assert RECORD.trace is not None
-    view = view_step(RECORD)
-    assert view is not None
-    rows = list_rows(RECORD.trace, view.reasons, RECORD.pace)
-    assert count_rows(RECORD.trace, rows) == ""  # all have one
-    assert count_rows(RECORD.trace, rows[2:]) == (
-        f"Autograd saves {len(rows)} storages in this step, {len(rows) - 2} of which a plan can "
-        "move: these have a row. The other 2 stay on the device."
-    )
+    assert RECORD.plan is not None
+    assert RECORD.plan.prediction is not None
+    assert values["stats"]["peak_bytes"] == RECORD.stats.peak_bytes
+    assert len(values["steps"]["rows"]) == len(RECORD.steps)
+    assert values["notes"][-1].startswith("links: ")
+    step = values["step"]
+    assert step["end"] == pytest.approx(RECORD.plan.prediction.seconds)
+    assert len({len(step["times"]), *map(len, step["layers"].values())}) == 1
+    in_use = [step["layers"][each.value] for each in (Layer.SAVED, Layer.STATE)]
+    assert max(map(sum, zip(*in_use, strict=True))) <= RECORD.stats.budget_bytes
+    actions = [step["texts"][row[2]] for row in step["decisions"]]
+    assert actions == sorted(actions, key=("swap", "recompute", "keep").index)
+    assert len(actions) >= len(RECORD.plan.decisions) == len(actions) - actions.count("keep")
+    assert step["texts"][step["decisions"][0][0]].startswith("model.layers.")
+    assert (step["saved"], step["states"]) == (len(actions), 0)
+    places = {step["texts"][row[4]] for row in step["works"] if step["texts"][row[0]] == "backward"}
+    assert places <= {each.module for each in RECORD.trace.operators if each.module}
+    kinds = {step["texts"][row[0]] for row in step["works"]}
+    assert kinds >= {"forward", "backward", "optimizer", COPY_OUT, COPY_IN}
+
+
+def test_peak_when_its_holders_are_listed_then_at_most_ten_the_largest_first(page: Page) -> None:
+    sizes = [nbytes for _, nbytes, _ in page.record()["step"]["peak"]]
+    assert sizes == sorted(sizes, reverse=True)
+    assert 0 < len(sizes) <= MOST_HOLDERS
+    assert RECORD.trace is not None
+    assert RECORD.plan is not None
+    assert RECORD.machine is not None
+    machine = replace(RECORD.machine, budget_bytes=RECORD.plan.budget_bytes)
+    schedule = simulate(RECORD.trace, RECORD.plan, machine)
+    there = find_peak(RECORD.trace, RECORD.plan, schedule)
+    in_use = measure_occupancy(RECORD.trace, RECORD.plan, schedule).in_use()
+    assert sum(each.nbytes for each in there) == max(in_use)
+
+
+def test_plan_when_there_is_none_then_why() -> None:
+    assert why_no_plan(BARE) == "no step was recorded yet (30 steps, stage 'stable')"
+    assert "policy='rescue'" in why_no_plan(replace(BARE, policy="rescue"))
+    assert why_no_plan(replace(BARE, why_no_plan="nothing fits")) == "nothing fits"
+    tried = why_no_plan(replace(RECORD, plan=None, stage="search"))
+    assert tried == "the session is in stage 'search' after 30 steps, and tries plans"
+
+
+def test_page_when_the_run_is_large_then_small_enough_with_every_step_and_storage() -> None:
+    record: RunRecord = make_large(1050, steps=10_000)
+    text = render_page(record)
+    assert len(text.encode()) <= MOST_BYTES
+    values = Page(re.sub(r"<noscript>.*</noscript>", "", text, flags=re.DOTALL)).record()
+    assert len(values["steps"]["rows"]) == 10_000
+    step = values["step"]
+    assert len(step["decisions"]) > 9000
+    assert len(step["times"]) <= MOST_ROWS < step["instants"]

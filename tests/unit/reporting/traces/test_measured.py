@@ -3,43 +3,40 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from swapkit.ir.pool_histories import PoolEvent, PoolEventKind, PoolHistory
-from swapkit.reporting.traces.measured import PROCESS, MeasuredRun, add_measured_run
-from swapkit.reporting.traces.tracks import Tracks, format_document
+from swapkit.ir.runs import StepRecord
+from swapkit.reporting.traces.session import MEASURED, MeasuredRun, track_measured
+from swapkit.reporting.traces.tracks import format_document
 from tests.support.trace_format import check_trace, counts_of, slices_of
 
 MS = 1_000_000  # ns
 
 
-@dataclass(frozen=True)
-class Step:
-    """As `StepRecord`."""
-
-    step: int
-    stage: str
-    seconds: float
-    peak_bytes: int = 100
-    rescues: int = 0
-    swapped_out_bytes: int = 7
-    swapped_in_bytes: int = 5
-    stall_seconds: float = 0.001
-
-
-STEPS = (Step(3, "warmup", 0.010), Step(4, "search", 0.020), Step(5, "search", 0.005))
+STEPS = tuple(
+    StepRecord(
+        step=step,
+        stage=stage,
+        seconds=seconds,
+        peak_bytes=100,
+        rescues=0,
+        swapped_out_bytes=7,
+        swapped_in_bytes=5,
+        stall_seconds=0.001,
+    )
+    for step, stage, seconds in ((3, "warmup", 0.010), (4, "search", 0.020), (5, "search", 0.005))
+)
 ENDED = 1_000 * MS
 
 
-def events_of(*events: PoolEvent, steps: tuple[Step, ...] = STEPS) -> list[dict[str, Any]]:
-    history = PoolHistory(segments=(), events=events) if events else None
+def events_of(*events: PoolEvent, steps: tuple[StepRecord, ...] = STEPS) -> list[dict[str, Any]]:
+    history = PoolHistory(events=events) if events else None
     run = MeasuredRun(steps=steps, ended_ns=ENDED, budget_bytes=200, history=history)
-    tracks = Tracks()
-    add_measured_run(tracks, run)
-    return check_trace(json.loads(json.dumps(format_document(tracks, {}), allow_nan=False)))
+    document = format_document([track_measured(run)], {})
+    return check_trace(json.loads(json.dumps(document, allow_nan=False)))
 
 
 def copy(kind: PoolEventKind, begin_ms: float, end_ms: float, group: int) -> PoolEvent:
@@ -69,8 +66,8 @@ def test_steps_when_measured_then_one_slice_each_with_its_figures() -> None:
         "swapped_in_bytes": 5,
         "stall_us": pytest.approx(1000),
     }
-    assert counts_of(events, PROCESS, "step peak") == [{"reserved": 100}] * 3
-    assert counts_of(events, PROCESS, "budget") == [{"bytes": 200}] * 2
+    assert counts_of(events, MEASURED, "step peak") == [{"reserved": 100}] * 3
+    assert counts_of(events, MEASURED, "budget") == [{"bytes": 200}] * 2
 
 
 def test_steps_when_the_stage_changes_then_a_mark() -> None:
@@ -107,12 +104,12 @@ def test_copies_when_recorded_then_their_own_times_and_speed() -> None:
 
 def test_pool_when_recorded_then_its_bytes_and_where_it_had_no_room() -> None:
     events = events_of(
-        PoolEvent(kind=PoolEventKind.TAKE, time_ns=960 * MS, in_use_bytes=10, reserved_bytes=20),
+        PoolEvent(kind=PoolEventKind.CHANGE, time_ns=960 * MS, in_use_bytes=10, reserved_bytes=20),
         PoolEvent(kind=PoolEventKind.RESCUE, time_ns=970 * MS, nbytes=3, in_use_bytes=7),
-        PoolEvent(kind=PoolEventKind.GIVE, time_ns=980 * MS, in_use_bytes=0, reserved_bytes=20),
+        PoolEvent(kind=PoolEventKind.CHANGE, time_ns=980 * MS, in_use_bytes=0, reserved_bytes=20),
         PoolEvent(kind=PoolEventKind.OUT_OF_MEMORY, time_ns=990 * MS, nbytes=5, reserved_bytes=20),
     )
-    assert counts_of(events, PROCESS, "device bytes") == [
+    assert counts_of(events, MEASURED, "device bytes") == [
         {"in use": 10, "reserved": 20},
         {"in use": 7, "reserved": 0},
         {"in use": 0, "reserved": 20},

@@ -5,24 +5,18 @@ from __future__ import annotations
 import gc
 import gzip
 import json
-import pickle
 import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch.cuda import _memory_viz
 
 import swapkit
-from benchmarks.replay.allocations import max_live_bytes
-from benchmarks.replay.snapshots import load_snapshot, read_snapshot
-from swapkit._runtime.allocators.installation import require_installation
 from swapkit._runtime.session.memory_history import PoolLook
 from swapkit.errors import DiskError, InvalidArgument, InvalidType, SessionError
 from swapkit.testing import planning_at_once, slow_link
 from tests.support.gelu_layers import WIDTH, make, train
 from tests.support.sessions import in_use_bytes
-from tests.support.snapshot_replay import check_snapshot
 from tests.support.trace_format import check_trace, counts_of, slices_of
 
 if TYPE_CHECKING:
@@ -55,17 +49,12 @@ def values_of(slices: list[dict[str, Any]], name: str) -> set[object]:
     return {each["args"].get(name) for each in slices}
 
 
-def frames_of(snapshot: dict[str, Any]) -> set[str]:
-    events = snapshot["device_traces"][0]
-    return {frame["name"] for each in events for frame in each["frames"]}
-
-
-def blocks_of(snapshot: dict[str, Any]) -> list[dict[str, Any]]:
-    return [block for segment in snapshot["segments"] for block in segment["blocks"]]
-
-
 def parts_of_model() -> set[str]:
     return {f"{layer}{part}" for layer in range(6) for part in ("", ".0", ".1")}
+
+
+def device_bytes(path: Path) -> list[dict[str, float]]:
+    return counts_of(read(path), MEASURED, "device bytes")
 
 
 def test_steps_when_a_plan_was_followed_then_planned_and_measured(tmp_path: Path) -> None:
@@ -124,62 +113,17 @@ def test_copies_when_recorded_then_each_with_the_time_that_the_link_took(tmp_pat
     assert all(begin <= each["ts"] <= end for each in (*out, *back)), "one clock for both"
 
 
-@pytest.mark.parametrize("policy", ["rescue", "swap"])
-def test_memory_when_recorded_then_torchs_viewer_and_our_replay_read_it(
-    tmp_path: Path, policy: str
-) -> None:
-    model, optimizer = make()
-    path = tmp_path / "memory.pickle"
-    with planning_at_once(), swapkit.budget("4MiB", model, optimizer, policy=policy) as session:
-        train(model, optimizer, 1)
-        session.record_memory_history()
-        train(model, optimizer, 5)
-        pool = require_installation().pool
-        session.export_trace(path)
-        blocks, in_use = pool.blocks(), pool.in_use_bytes()
-        reserved = pool.stats()["reserved_bytes.all.current"]
-    snapshot = load_snapshot(path)
-    check_snapshot(snapshot)
-    assert sum(each["total_size"] for each in snapshot["segments"]) == reserved
-    assert sum(each["allocated_size"] for each in snapshot["segments"]) == in_use
-    found = {
-        (each["address"], each["size"], each["requested_size"]) for each in blocks_of(snapshot)
-    }
-    assert found == {(each.address, each.nbytes, each.requested_bytes) for each in blocks}
-    actions = {each["action"] for each in snapshot["device_traces"][0]}
-    assert {"alloc", "free_requested", "free_completed", "segment_map"} <= actions
-    assert {"0.0", "5.1"} <= frames_of(snapshot)
-    # Torch's own functions.
-    for show in (_memory_viz.trace_plot, _memory_viz.segment_plot):
-        assert "<html" in show(snapshot) or "<script" in show(snapshot)
-    assert "entries" in _memory_viz.trace(snapshot)
-    assert _memory_viz.segsum(snapshot)
-    # Ours.
-    trace = read_snapshot(path)
-    assert 0 < max_live_bytes(trace) <= 4 << 20
-    assert {"0.0", "5.1"} <= {block.label for block in trace.blocks}
-
-
 def test_memory_when_the_session_ended_then_as_it_was_at_its_end(tmp_path: Path) -> None:
     model, optimizer = make()
     with swapkit.budget("4MiB", model, optimizer, policy="rescue") as session:
         session.record_memory_history()
         train(model, optimizer, 2)
-        held = torch.ones(1 << 18)
-    del held
+        session.export_trace(tmp_path / "live.json")
     junk = [torch.ones(1 << 16) for _ in range(8)]
-    session.export_trace(tmp_path / "memory.pickle")
     session.export_trace(tmp_path / "run.json")
-    snapshot = load_snapshot(tmp_path / "memory.pickle")
-    check_snapshot(snapshot)
-    present = {
-        block["requested_size"]
-        for block in blocks_of(snapshot)
-        if block["state"] == "active_allocated"
-    }
-    assert max(present) >= (1 << 18) * 4
-    assert counts_of(read(tmp_path / "run.json"), MEASURED, "device bytes")
+    live, ended = (device_bytes(tmp_path / name) for name in ("live.json", "run.json"))
     assert len(junk) == 8
+    assert 100 < len(live) <= len(ended) < len(live) + 8
     with swapkit.budget("64MiB") as after:  # the pool is free for another record
         after.record_memory_history()
 
@@ -198,8 +142,8 @@ def test_memory_when_the_session_ends_meanwhile_then_the_record_is_kept(
             return PoolLook(installation)
 
         monkeypatch.setattr("swapkit._runtime.session.results.PoolLook", end_first)
-        session.export_trace(tmp_path / "memory.pickle")
-    assert len(load_snapshot(tmp_path / "memory.pickle")["device_traces"][0]) > 100
+        session.export_trace(tmp_path / "run.json")
+    assert len(device_bytes(tmp_path / "run.json")) > 100
 
 
 def test_memory_when_the_session_ended_then_its_record_is_small_until_it_is_written(
@@ -215,20 +159,8 @@ def test_memory_when_the_session_ended_then_its_record_is_small_until_it_is_writ
         held_bytes = tracemalloc.get_traced_memory()[0]
         tracemalloc.stop()
     assert held_bytes < 100 * entries  # as objects, four times that
-    session.export_trace(tmp_path / "memory.pickle")
-    assert len(load_snapshot(tmp_path / "memory.pickle")["device_traces"][0]) > entries // 2
-
-
-def test_memory_when_not_recorded_then_the_blocks_alone(tmp_path: Path) -> None:
-    make()
-    held = torch.ones(1 << 16)
-    with swapkit.budget("64MiB", policy="rescue") as session:
-        session.mark_step()
-        session.export_trace(tmp_path / "memory.pickle")
-    snapshot = load_snapshot(tmp_path / "memory.pickle")
-    check_snapshot(snapshot)
-    assert snapshot["device_traces"] == [[]]
-    assert held.data_ptr() in {block["address"] for block in blocks_of(snapshot)}
+    session.export_trace(tmp_path / "run.json")
+    assert len(device_bytes(tmp_path / "run.json")) > entries // 2
 
 
 def test_memory_when_more_happens_than_is_kept_then_the_latest_and_still_sound(
@@ -238,11 +170,8 @@ def test_memory_when_more_happens_than_is_kept_then_the_latest_and_still_sound(
     with swapkit.budget("4MiB", model, optimizer, policy="rescue") as session:
         session.record_memory_history(max_entries=50)
         train(model, optimizer, 3)
-        session.export_trace(tmp_path / "memory.pickle")
         session.export_trace(tmp_path / "run.json")
-    snapshot = load_snapshot(tmp_path / "memory.pickle")
-    check_snapshot(snapshot)
-    assert 0 < len(snapshot["device_traces"][0]) <= 50
+    assert 0 < len(device_bytes(tmp_path / "run.json")) <= 50
     assert json.loads((tmp_path / "run.json").read_bytes())["otherData"]["lost_events"] > 0
 
 
@@ -254,8 +183,8 @@ def test_record_when_switched_off_then_dropped(tmp_path: Path) -> None:
         torch.ones(1 << 16)
         session.record_memory_history(enabled=False)
         session.record_memory_history(enabled=False)
-        session.export_trace(tmp_path / "memory.pickle")
-    assert load_snapshot(tmp_path / "memory.pickle")["device_traces"] == [[]]
+        session.export_trace(tmp_path / "run.json")
+    assert device_bytes(tmp_path / "run.json") == []
 
 
 def test_record_when_another_session_records_then_refused_until_it_is_lost() -> None:
@@ -303,30 +232,21 @@ def test_recording_when_a_step_is_recorded_for_a_plan_then_neither_disturbs_the_
     assert plain.peak_bytes == recorded.peak_bytes
 
 
-@pytest.mark.parametrize("name", ["trace", "trace.txt", "trace.json.zip", "memory.pkl", ""])
-def test_export_when_the_suffix_is_unknown_then_both_kinds_are_named(name: str) -> None:
-    make()
-    with (
-        swapkit.budget("64MiB", policy="rescue") as session,
-        pytest.raises(InvalidArgument, match=r"\.json .*\.pickle"),
-    ):
-        session.export_trace(name)
-
-
 def test_export_when_it_cannot_then_why_and_the_old_file_stays(tmp_path: Path) -> None:
     make()
     session = swapkit.budget("64MiB", policy="rescue")
-    for name in ("a.json", "a.pickle"):
-        with pytest.raises(SessionError, match="not active"):
-            session.export_trace(tmp_path / name)
+    with pytest.raises(SessionError, match="not active"):
+        session.export_trace(tmp_path / "a.json")
     with session:
+        with pytest.raises(InvalidArgument, match=r"ends in \.json"):
+            session.export_trace(tmp_path / "a.pickle")
         with pytest.raises(InvalidType, match="path=5"):
             session.export_trace(5)  # type: ignore[arg-type]
         with pytest.raises(DiskError, match="does not exist; create it first"):
             session.export_trace(tmp_path / "no" / "a.json")
-        (tmp_path / "folder.pickle").mkdir()
+        (tmp_path / "folder.json").mkdir()
         with pytest.raises(DiskError, match="this is a folder"):
-            session.export_trace(tmp_path / "folder.pickle")
+            session.export_trace(tmp_path / "folder.json")
         session.export_trace(tmp_path / "a.json")
     events = read(tmp_path / "a.json")  # no step, no plan: what there is
     assert not slices_of(events, "measured")
@@ -337,13 +257,13 @@ def test_export_when_writing_fails_halfway_then_the_old_file_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make()
-    path = tmp_path / "a.pickle"
+    path = tmp_path / "a.json"
     path.write_text("old")
 
     def fail(*_args: object, **_options: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(pickle, "dump", fail)
+    monkeypatch.setattr("os.fsync", fail)
     with (
         swapkit.budget("64MiB", policy="rescue") as session,
         pytest.raises(DiskError, match="No space left"),
