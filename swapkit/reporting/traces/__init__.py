@@ -1,1 +1,1 @@
-"""Steps and memory in the formats of other tools' viewers."""
+"""Steps in the Trace Event Format, for viewers of traces."""
