@@ -27,7 +27,7 @@ from benchmarks._process_memory import process_peak_bytes
 if TYPE_CHECKING:
     from benchmarks._address_programs import Program
     from examples.language_model import Training
-    from swapkit._native.lives import LayoutStats
+    from swapkit._native.layout import LayoutStats
 
 SCHEDULED = Path("/proc/thread-self/schedstat")
 

@@ -11,8 +11,7 @@ import numpy as np
 
 from benchmarks._planner_instances import Instance, Part, Workload, compose
 from swapkit.ir.plans import Plan
-from swapkit.planning.layout.lifetimes import find_lifetimes
-from swapkit.planning.layout.values import Lifetimes
+from swapkit.planning.layout.lifetimes import Lifetimes, find_lifetimes
 from swapkit.planning.planner import make_plan
 from swapkit.simulation.timeline import simulate
 

@@ -22,7 +22,7 @@ import torch
 
 from swapkit._native.backend import Backend
 from swapkit._native.sched import Group, Scheduler
-from swapkit._runtime.optimizer.host_copies import Start, start_copy
+from swapkit._runtime.optimizer.state_slots import Start, start_copy
 from swapkit._runtime.shim.library import load_shim
 from swapkit.ir.plans import Tier
 

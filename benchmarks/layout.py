@@ -37,15 +37,14 @@ from benchmarks.replay.expandable import ExpandableAllocator
 from benchmarks.replay.native import NativeAllocator
 from benchmarks.replay.replaying import replay
 from swapkit._native.layout import NativeItems
-from swapkit.planning.layout.orders import PLACEMENTS, SIZE_FIRST, Measures
-from swapkit.planning.layout.placing import place
-from swapkit.planning.layout.values import Lifetimes
+from swapkit.planning.layout.lifetimes import Lifetimes
+from swapkit.planning.layout.placing import PLACEMENTS, SIZE_FIRST, Measures, place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from benchmarks.replay.caching import CachingAllocator
-    from swapkit.planning.layout.values import MemoryLayout
+    from swapkit.planning.layout.lifetimes import MemoryLayout
 
 SMALL, LARGE = 20_000, 82_000  # items
 GOALS = {

@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from swapkit.api.choice_table import choices
     from swapkit.api.command_line import add_arguments, from_arguments
     from swapkit.api.configuration import configure
-    from swapkit.api.custom_kernels import op
+    from swapkit.api.custom_kernels import include_path, library_path, op
     from swapkit.api.estimation import estimate
-    from swapkit.api.extension_builds import include_path, library_path
     from swapkit.api.memory_statistics import memory_stats, memory_summary, reset_peak_memory_stats
     from swapkit.api.offloading import keep, offload
     from swapkit.api.planning import plan, simulate
@@ -76,10 +75,10 @@ _LAZY = {
     "configure": "swapkit.api.configuration",
     "estimate": "swapkit.api.estimation",
     "from_arguments": "swapkit.api.command_line",
-    "include_path": "swapkit.api.extension_builds",
+    "include_path": "swapkit.api.custom_kernels",
     "install": "swapkit._runtime.allocators.installation",
     "keep": "swapkit.api.offloading",
-    "library_path": "swapkit.api.extension_builds",
+    "library_path": "swapkit.api.custom_kernels",
     "memory_stats": "swapkit.api.memory_statistics",
     "memory_summary": "swapkit.api.memory_statistics",
     "offload": "swapkit.api.offloading",

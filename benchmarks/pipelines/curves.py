@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from swapkit.ir.machines import Machine
     from swapkit.ir.plans import Schedule
     from swapkit.ir.traces import Trace
-    from swapkit.planning.search.trials import Actions, Trial
+    from swapkit.planning.search.moves import Actions, Trial
     from swapkit.simulation.problems import Problem
 
 SHARES = (0.97, 0.9, 0.8, 0.65, 0.45, 0.2, 0.0)  # budgets between the least and the machine's

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from swapkit.simulation.levels import count_fitting, find_levels
+from swapkit.simulation.items import count_fitting, find_levels
 from swapkit.simulation.running import RECOMPUTE
 
 if TYPE_CHECKING:

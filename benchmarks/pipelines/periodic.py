@@ -23,7 +23,7 @@ from swapkit.ir.traces import BEFORE, Kind, Phase, Trace
 from swapkit.planning.lean_plans import QUICK
 from swapkit.planning.planner import restrict
 from swapkit.planning.search.solving import Solution, plan_problem
-from swapkit.simulation.levels import find_levels
+from swapkit.simulation.items import find_levels
 from swapkit.simulation.lowering import lower
 from swapkit.simulation.schedules import make_schedule
 from swapkit.simulation.timeline import predict
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from benchmarks.pipelines.microbatches import MicrobatchRecording
     from swapkit.ir.machines import Machine
-    from swapkit.planning.search.trials import Actions, Trial
+    from swapkit.planning.search.moves import Actions, Trial
     from swapkit.simulation.problems import Problem
 
 SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05)  # of the bytes that are held

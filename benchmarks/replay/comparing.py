@@ -14,7 +14,7 @@ from benchmarks.replay.planned_pool import PlannedPool
 from benchmarks.replay.pool import ReplayedPool
 from benchmarks.replay.replaying import replay
 from benchmarks.replay.texts import AllocatorReport, TraceDemand
-from swapkit.planning.layout.values import ROUNDING_BYTES
+from swapkit.planning.layout.lifetimes import ROUNDING_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable

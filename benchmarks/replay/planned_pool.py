@@ -14,8 +14,7 @@ from benchmarks.replay.replaying import (
     describe_failure,
 )
 from benchmarks.replay.texts import LayoutReport
-from swapkit._native.layout import NativeItems
-from swapkit._native.lives import TAG_BACKWARD, TAG_OPTIMIZER, Lives
+from swapkit._native.layout import TAG_BACKWARD, TAG_OPTIMIZER, Lives, NativeItems
 from swapkit._native.pool import set_tag
 from swapkit._runtime.allocators.pool_layout import PoolLayout
 from swapkit.errors import OverBudget
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from benchmarks.replay.allocations import Allocation, AllocationTrace
-    from swapkit._native.lives import LayoutStats
+    from swapkit._native.layout import LayoutStats
 
 _MOST_STEPS = 8  # without a layout; a session makes one sooner, or this step gets none
 _LABELS = TAG_OPTIMIZER - 1  # bits of a tag for the call site

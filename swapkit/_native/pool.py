@@ -1,25 +1,17 @@
-"""The caching allocator's handle."""
+"""The caching allocator's handle: statistics, blocks, history, observers of its threads."""
 
 from __future__ import annotations
 
 import contextlib
+import enum
+import threading
 import weakref
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from swapkit._native.backend import Handle
 from swapkit._native.lib import NULL, check, ffi, lib
-from swapkit._native.pool_stats import flat_stats
-from swapkit._native.pool_view import (
-    BlockInfo,
-    BlockState,
-    PoolView,
-    SegmentInfo,
-    block_info,
-    read_view,
-    segment_info,
-)
-from swapkit._native.rings import Ring, RingEvent, RingKind
-from swapkit._native.witnesses import Witnesses
+from swapkit._native.rings import Ring, RingEvent, RingEvents, RingKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +19,210 @@ if TYPE_CHECKING:
     from swapkit._native._lib import CData
     from swapkit._native.backend import Backend, Stream
     from swapkit._native.lib import AllocationWitness
+
+# ---- pool stats ----------------------------------------------------------------------------------
+#
+# A pool's statistics under torch's flat names.
+
+STAT_NAMES = (
+    "allocation",
+    "segment",
+    "active",
+    "inactive_split",
+    "allocated_bytes",
+    "reserved_bytes",
+    "active_bytes",
+    "inactive_split_bytes",
+    "requested_bytes",
+)
+STAT_POOLS = ("all", "small_pool", "large_pool")
+STAT_FIELDS = ("current", "peak", "allocated", "freed")
+COUNT_NAMES = (
+    "num_alloc_retries",
+    "num_ooms",
+    "num_sync_all_streams",
+    "num_device_alloc",
+    "num_device_free",
+    "num_rescues",
+    "rescued_bytes",
+    "budget_bytes",
+    "max_split_size",
+    "expandable_segments",
+    "num_garbage_collections",
+    "garbage_collected_bytes",
+    "moved_bytes",
+    "moving_ns",
+    "maps",
+    "unmaps",
+    "alias_failures",
+    "num_settles",
+    "largest_given_bytes",
+    "num_splits",
+)
+
+
+def flat_stats(stats: Any) -> dict[str, int]:
+    """Return a `sk_pool_stats` under names such as `allocated_bytes.all.peak`."""
+    flat = {
+        f"{name}.{pool}.{field}": getattr(getattr(stats, name)[i], field)
+        for name in STAT_NAMES
+        for i, pool in enumerate(STAT_POOLS)
+        for field in STAT_FIELDS
+    }
+    flat.update({name: getattr(stats, name) for name in COUNT_NAMES})
+    return flat
+
+
+# ---- pool view -----------------------------------------------------------------------------------
+#
+# The blocks, the segments and the history of a pool, as plain values.
+
+_SPARE = 64  # room for what is added between two looks
+
+
+class BlockState(enum.IntEnum):
+    """State of a block; PENDING waits for another stream."""
+
+    IN_USE = lib.SK_BLOCK_IN_USE
+    PENDING = lib.SK_BLOCK_PENDING
+    CACHED = lib.SK_BLOCK_CACHED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockInfo:
+    """A part of a segment, in use or free."""
+
+    address: int
+    nbytes: int
+    requested_bytes: int
+    stream: int  # address of the stream whose order its use follows
+    tag: int
+    state: BlockState
+    age: int = 0  # steps that have ended since it was taken
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentInfo:
+    """A range of addresses, of which the device holds `committed_bytes`."""
+
+    address: int
+    nbytes: int
+    committed_bytes: int
+    is_small: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PoolView:
+    """A pool and its history at one moment. `lost_events`: how many were overwritten."""
+
+    blocks: tuple[BlockInfo, ...]  # of one segment after the other, by address
+    segments: tuple[SegmentInfo, ...]
+    events: RingEvents  # oldest first; none if no history is recorded
+    lost_events: int
+
+
+def block_info(block: Any) -> BlockInfo:
+    """Return an `sk_block_info` as a plain value."""
+    return BlockInfo(
+        address=block.address,
+        nbytes=block.nbytes,
+        requested_bytes=block.requested_bytes,
+        stream=block.stream,
+        tag=block.tag,
+        state=BlockState(block.state),
+        age=block.age,
+    )
+
+
+def segment_info(segment: Any) -> SegmentInfo:
+    """Return an `sk_segment_info` as a plain value."""
+    return SegmentInfo(
+        address=segment.address,
+        nbytes=segment.nbytes,
+        committed_bytes=segment.committed_bytes,
+        is_small=segment.is_small,
+    )
+
+
+def read_view(pool: CData) -> PoolView:
+    """Return the blocks, the segments and the history of an `sk_pool` at one moment."""
+    view = ffi.new("sk_pool_view *")
+    events = ffi.NULL
+    while True:
+        lib.sk_pool_view_get(pool, view)
+        counts = view.event_count, view.block_count, view.segment_count
+        room = view.most_events, view.most_blocks, view.most_segments
+        if all(count <= most for count, most in zip(counts, room, strict=True)):
+            break
+        # The view has addresses only: the arrays live as long as these names.
+        events, view.most_events = _make_room("sk_ring_event[]", counts[0])
+        blocks, view.most_blocks = _make_room("sk_block_info[]", counts[1])
+        segments, view.most_segments = _make_room("sk_segment_info[]", counts[2])
+        view.events, view.blocks, view.segments = events, blocks, segments
+    return PoolView(
+        blocks=tuple([block_info(view.blocks[i]) for i in range(counts[1])]),
+        segments=tuple([segment_info(view.segments[i]) for i in range(counts[2])]),
+        events=RingEvents(events, counts[0]),
+        lost_events=view.lost_events,
+    )
+
+
+def _make_room(kind: str, count: int) -> tuple[CData, int]:
+    most = count + count // 8 + _SPARE
+    return ffi.new(kind, most), most
+
+
+# ---- witnesses -----------------------------------------------------------------------------------
+#
+# The observers of a pool's threads while they make memory.
+
+
+class _Told(threading.local):
+    """The witnesses that got this thread's begin, until its end."""
+
+    witnesses: tuple[AllocationWitness, ...] = ()
+
+
+class Witnesses:
+    """The witnesses of one pool. Any thread may change them, also while others allocate.
+
+    They change under a lock, together with the core's callback. Threads that allocate read the
+    whole tuple without the lock. The lock is reentrant, for a signal handler on the thread that
+    holds it; it is not held during calls of witnesses.
+    """
+
+    def __init__(self) -> None:
+        """Begin without witnesses."""
+        self._lock = threading.RLock()
+        self._witnesses: tuple[AllocationWitness, ...] = ()
+        self._told = _Told()
+
+    def add(self, witness: AllocationWitness, apply: Callable[[bool], None]) -> None:
+        """Add a witness for all later begins; `apply` gets whether there are any witnesses."""
+        with self._lock:
+            self._witnesses = (*self._witnesses, witness)
+            apply(True)  # noqa: FBT003 - C's
+
+    def remove(self, witness: AllocationWitness | None, apply: Callable[[bool], None]) -> None:
+        """Remove one witness, None: all, for later begins; it still gets the ends it waits for."""
+        with self._lock:
+            left = self._witnesses if witness is not None else ()
+            self._witnesses = tuple(each for each in left if each is not witness)
+            apply(bool(self._witnesses))
+
+    def tell(self, *, begins: bool) -> None:
+        """Forward a begin to the current witnesses, and an end to those of its begin."""
+        if begins:
+            self._told.witnesses = self._witnesses
+        for each in self._told.witnesses:
+            (each.stop if begins else each.go_on)()
+        if not begins:
+            self._told.witnesses = ()
+
+
+# ---- pool ----------------------------------------------------------------------------------------
+#
+# The caching allocator's handle.
 
 __all__ = [
     "BlockInfo",

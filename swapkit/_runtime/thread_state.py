@@ -20,7 +20,7 @@ class ThreadState(threading.local):
 
     def __init__(self) -> None:
         # The swappers of the sessions that were entered here (`session/life.py`), or that lent a
-        # call their hooks (`saved/lent_hooks.py`).
+        # call their hooks (`saved/hooks.py`).
         self.sessions: list[Any] = []
         # `process/scopes.py`: scopes, as `OpenScope`.
         self.scopes: list[Any] = []

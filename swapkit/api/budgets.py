@@ -7,16 +7,16 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swapkit._runtime.allocators.free_memory import AUTO, find_free_limit
 from swapkit._runtime.allocators.installation import choose_device, ensure_installation
+from swapkit._runtime.allocators.limits import AUTO, find_free_limit
 from swapkit._runtime.control.rank_alarm import ALL, ONE
 from swapkit._runtime.control.resharding import AUTO as AUTO_RESHARD
 from swapkit._runtime.control.resharding import USER
 from swapkit._runtime.control.session_config import RESCUE, SessionConfig
-from swapkit._runtime.model.model_parts import gather_parts
-from swapkit._runtime.model.node_ranks import share_of_node
+from swapkit._runtime.model.ranks import share_of_node
+from swapkit._runtime.model.tracker import gather_parts
 from swapkit._runtime.optimizer.wrapped import list_optimizers
-from swapkit._runtime.saved.limits import Limits
+from swapkit._runtime.saved.device import Limits
 from swapkit._runtime.session.session import Session
 from swapkit.api.path_arguments import read_argument
 from swapkit.config.environment import MIN_SWAP_BYTES, read_environment

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 
 from swapkit._runtime.execution.planned_recomputation import repetition_of
-from swapkit._runtime.model.model_parts import gather_parts
+from swapkit._runtime.model.tracker import gather_parts
 from swapkit._runtime.recompute.captured import why_twice
 from swapkit._runtime.user_choices.operator_choices import OperatorRuns
 from swapkit._runtime.user_choices.wrapping import (

@@ -17,8 +17,7 @@ from swapkit.config.environment import read_environment
 from swapkit.config.settings import CORE_ATTENTION, LAYER_INPUT, ROLES, Settings
 from swapkit.errors import InvalidArgument
 from swapkit.planning.policies.adaptive_recompute import AdaptiveRecompute
-from swapkit.planning.policies.lower_budgets import AimedPolicy
-from swapkit.planning.policies.stage_swap import StageSwapPolicy
+from swapkit.planning.policies.stage_swap import AimedPolicy, StageSwapPolicy
 from swapkit.registry import Choice, Recompute, Source, Swap
 from swapkit.texts import get_logger
 from swapkit.units import parse_bytes

@@ -1,4 +1,4 @@
-"""`op`: announce a kernel that swapkit cannot see, because no torch operator runs it."""
+"""`op`, and where extensions find swapkit's headers and library of hooks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from swapkit._native import hooks
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit.errors import InvalidArgument, SessionError
 
@@ -13,6 +14,10 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from typing_extensions import Self
+
+# ---- custom kernels ------------------------------------------------------------------------------
+#
+# `op`: announce a kernel that swapkit cannot see, because no torch operator runs it.
 
 
 class CustomKernel:
@@ -129,3 +134,37 @@ def _bytes_of(tensor: torch.Tensor) -> int:
         return tensor.untyped_storage().nbytes()
     except (RuntimeError, ValueError):  # a tensor type without a single storage
         return tensor.numel() * tensor.element_size()
+
+
+# ---- extension builds ----------------------------------------------------------------------------
+#
+# Where operators in C and C++ find swapkit's headers and its library of hooks.
+
+
+def include_path(*, compat: bool = False) -> str:
+    """Return the folder of the headers: `swapkit.hpp` for C++, `swapkit.h` for C.
+
+    Args:
+        compat: return instead the folder of `NPUSwapManager.h`. With it on the include path,
+            operators with the hooks of MindSpeed's SmartSwap compile unchanged.
+
+    Example:
+        >>> import os, swapkit
+        >>> os.path.exists(os.path.join(swapkit.include_path(), "swapkit.hpp"))
+        True
+    """
+    return str(hooks.COMPAT if compat else hooks.INCLUDE)
+
+
+def library_path() -> str:
+    """Return the folder of `libswapkit.so`, which operators with hooks link with (`-lswapkit`).
+
+    The library needs neither Python nor torch. Where swapkit does not run, its functions return at
+    once.
+
+    Example:
+        >>> import os, swapkit
+        >>> os.path.exists(os.path.join(swapkit.library_path(), "libswapkit.so"))
+        True
+    """
+    return str(hooks.FOLDER)

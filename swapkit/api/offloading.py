@@ -6,12 +6,12 @@ import contextlib
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from swapkit._runtime.optimizer.chunked_step import attach
-from swapkit._runtime.optimizer.host_copies import HostCopies
+from swapkit._runtime.optimizer.state_slots import HostCopies
 from swapkit._runtime.optimizer.wrapped import find_wrappers, is_optimizer, list_optimizers
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.process.scopes import Scope
 from swapkit._runtime.saved.device import TYPES
-from swapkit._runtime.shim.placement import TIERS, Placement, placement_of
+from swapkit._runtime.shim.types import TIERS, Placement, placement_of
 from swapkit.api.targets import apply, choose
 from swapkit.config.environment import MIN_SWAP_BYTES, read_environment
 from swapkit.errors import InvalidArgument

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from swapkit._runtime.allocators.installation import choose_device
 from swapkit._runtime.machine.measured_machine import measure_machine
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit._runtime.saved.limits import Limits
+from swapkit._runtime.saved.device import Limits
 from swapkit.api.path_arguments import read_argument
 from swapkit.errors import InvalidArgument, InvalidType, Unsupported
 from swapkit.ir.checks import check_machine, check_plan

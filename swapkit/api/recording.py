@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from swapkit._runtime.allocators.installation import choose_device, installed_pool
-from swapkit._runtime.model.model_parts import gather_parts
-from swapkit._runtime.model.tracker import ModuleTracker
+from swapkit._runtime.model.tracker import ModuleTracker, gather_parts
 from swapkit._runtime.optimizer.wrapped import list_optimizers
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.recording.meta_operators import standing_for
@@ -19,7 +18,7 @@ from swapkit._runtime.recording.saved_events import EventWatcher
 from swapkit._runtime.recording.tables.roofline import hardware_named
 from swapkit._runtime.saved.device import TYPES
 from swapkit._runtime.saved.hooks import Hooks, innermost
-from swapkit._runtime.shim.placement import Placement
+from swapkit._runtime.shim.types import Placement
 from swapkit._runtime.torch_compat.internals import FakeTensor
 from swapkit.config.environment import MIN_SWAP_BYTES
 from swapkit.errors import InvalidArgument, SessionError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from swapkit._runtime.model.model_parts import gather_parts, parts_of, runs
+from swapkit._runtime.model.tracker import gather_parts, parts_of, runs
 from swapkit._runtime.user_choices.wrapping import (
     is_suspended,
     make_function,

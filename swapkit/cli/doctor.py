@@ -3,22 +3,366 @@
 from __future__ import annotations
 
 import contextlib
+import enum
+import importlib.metadata
+import importlib.util
 import json
 import logging
 import os
+import platform
+import resource
+import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from packaging.requirements import Requirement
+from packaging.version import Version
 
-from swapkit.cli.base import DONE, FAILED, CliCommand
-from swapkit.cli.findings import Finding, Level, count_level, encode_findings
-from swapkit.cli.output import waiting
-from swapkit.errors import SwapkitError
+from swapkit.cli.base import DONE, FAILED, CliCommand, waiting
+from swapkit.cli.machine import find_machine
+from swapkit.errors import InvalidArgument, NativeBuildError, SwapkitError
+from swapkit.reporting.machines import format_speed
+from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
+
+# ---- findings ------------------------------------------------------------------------------------
+#
+# What `swapkit doctor` finds, as plain values.
+
+
+class Level(enum.Enum):
+    """How good a finding is."""
+
+    GOOD = "ok"
+    NOTE = "note"  # works, perhaps not as well or not everywhere
+    PROBLEM = "problem"  # something does not work
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """The result of one check.
+
+    Args:
+        name: of the check, one word.
+        text: what was found.
+        level: how good that is.
+        remedy: what to do about it; empty: nothing.
+    """
+
+    name: str
+    text: str
+    level: Level = Level.GOOD
+    remedy: str = ""
+
+
+def count_level(findings: Sequence[Finding], level: Level) -> int:
+    """Return how many findings have a level."""
+    return sum(finding.level is level for finding in findings)
+
+
+def encode_findings(findings: Sequence[Finding]) -> dict[str, str | int]:
+    """Return findings by flat names: `cache`, `cache_text` and `cache_remedy`, and the counts."""
+    document: dict[str, str | int] = {
+        "problems": count_level(findings, Level.PROBLEM),
+        "notes": count_level(findings, Level.NOTE),
+    }
+    for finding in findings:
+        document[finding.name] = finding.level.value
+        document[f"{finding.name}_text"] = finding.text
+        document[f"{finding.name}_remedy"] = finding.remedy
+    return document
+
+
+# ---- checks --------------------------------------------------------------------------------------
+#
+# The checks of `swapkit doctor`. Each returns one finding; errors become problems.
+
+LEAST_DISK_BYTES = 64 << 20  # of the cache: a shim is some MB, and temporary files more
+SELF_TEST_SECONDS = 120.0
+TESTED = ("2.10", "2.11", "2.13", "2.14", "2.15")  # releases of torch
+
+
+def check_python() -> Finding:
+    """Check for Python's headers, which the shim needs when it is compiled."""
+    from swapkit._runtime.shim.build import find_headers
+
+    text = f"Python {platform.python_version()}"
+    try:
+        find_headers()
+    except NativeBuildError as error:
+        return _lacking("python", f"{text}, without headers", str(error))
+    return Finding(name="python", text=f"{text}, with headers")
+
+
+def check_compiler() -> Finding:
+    """Check for a C++ compiler, which the shim needs when it is compiled."""
+    from swapkit._runtime.shim.build import find_compiler
+
+    try:
+        command = find_compiler()
+    except NativeBuildError as error:
+        return _lacking("compiler", "there is no C++ compiler", str(error))
+    asked = [*command, "--version"]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    if done.returncode != 0 or not done.stdout:
+        return Finding(
+            name="compiler",
+            text=f"{' '.join(command)!r} does not run: {done.stderr.strip()}",
+            level=Level.PROBLEM,
+            remedy="install g++ (Debian: apt-get install g++), or set CXX to a compiler",
+        )
+    return Finding(name="compiler", text=done.stdout.splitlines()[0])
+
+
+def _lacking(name: str, text: str, remedy: str) -> Finding:
+    """Return a finding about something that only the compilation of the shim needs."""
+    from swapkit._runtime.shim.build import find_cached, shim_name
+
+    if find_cached(shim_name()) is None:
+        return Finding(name=name, text=text, level=Level.PROBLEM, remedy=remedy)
+    return Finding(
+        name=name,
+        text=f"{text}; the shim is compiled already",
+        level=Level.NOTE,
+        remedy=f"another release of torch needs it. {remedy}",
+    )
+
+
+def check_torch() -> Finding:
+    """Check torch's release against the range that swapkit asks for, and those that were tested."""
+    import torch
+
+    release = Version(torch.__version__)
+    if f"{release.major}.{release.minor}" not in TESTED:
+        tested = f"torch {torch.__version__} is untested with this swapkit"
+        remedy = f"tested: {', '.join(TESTED)}; with another release, compare a short training"
+    else:
+        tested = remedy = ""
+    try:
+        needs = importlib.metadata.requires("swapkit") or ()
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(
+            name="torch",
+            text=f"torch {torch.__version__}; swapkit is imported from a folder, not installed",
+            level=Level.NOTE,
+            remedy="pip install -e FOLDER also checks which releases swapkit needs",
+        )
+    asked = next(each for each in map(Requirement, needs) if each.name == "torch")
+    text = f"torch {torch.__version__} (swapkit needs {asked.specifier})"
+    if asked.specifier.contains(str(torch.__version__), prereleases=True):
+        if tested:
+            return Finding(name="torch", text=tested, level=Level.NOTE, remedy=remedy)
+        return Finding(name="torch", text=text)
+    return Finding(
+        name="torch",
+        text=text,
+        level=Level.PROBLEM,
+        remedy=f"pip install '{asked}'",
+    )
+
+
+def check_cache() -> Finding:
+    """Compile the shim if the cache lacks it, and check for room on the cache's disk."""
+    from swapkit._runtime.shim.build import COMPILE_TIME, build_shim, find_cached, shim_name
+    from swapkit._runtime.shim.library import load_shim
+
+    if find_cached(shim_name()) is None:
+        click.echo(f"compiling the shim for this torch: {COMPILE_TIME} ...", err=True)
+    built = build_shim()
+    load_shim()
+    how = "compiled before" if built.seconds is None else f"compiled in {built.seconds:.1f} s"
+    folder = built.library.parent
+    free_bytes = shutil.disk_usage(folder).free
+    text = f"{folder}: the shim for this torch, {how}; {format_bytes(free_bytes)} free"
+    if not os.access(folder, os.W_OK):
+        return Finding(
+            name="cache",
+            text=f"{text}; not writable",
+            level=Level.NOTE,
+            remedy="measurements are made anew each time; set XDG_CACHE_HOME to a folder of yours",
+        )
+    if free_bytes < LEAST_DISK_BYTES:
+        return Finding(
+            name="cache",
+            text=text,
+            level=Level.PROBLEM,
+            remedy="make room, or set XDG_CACHE_HOME to a folder on another disk",
+        )
+    return Finding(name="cache", text=text)
+
+
+def check_driver() -> Finding:
+    """Name the accelerators that torch sees."""
+    from swapkit._runtime.torch_compat.accelerators import present_accelerator
+
+    found = present_accelerator()
+    if found is not None:
+        names = {found.name_of(index) for index in range(found.count())}
+        listed = f"{found.count()} x {', '.join(sorted(names))}"
+        return Finding(name="driver", text=f"{found.title}: {listed}")
+    device = next((each for each in _DRIVERS if Path(each).exists()), None)
+    if device is not None:
+        return Finding(
+            name="driver",
+            text=f"{device} exists, but this torch sees no {_DRIVERS[device][0]}",
+            level=Level.PROBLEM,
+            remedy=_DRIVERS[device][1],
+        )
+    return Finding(
+        name="driver",
+        text="no GPU and no NPU: budgets are for the CPU's memory",
+        level=Level.NOTE,
+    )
+
+
+_DRIVERS = {
+    "/dev/nvidiactl": (
+        "GPU",
+        "install a torch built for CUDA, and check that nvidia-smi lists the GPU",
+    ),
+    "/dev/davinci_manager": ("NPU", "pip install 'swapkit[npu]', and source CANN's set_env.sh"),
+}
+
+
+def check_link() -> Finding:
+    """Measure the link to the host, once; later calls read the cache."""
+    machine, _ = find_machine(None)
+    out, back = machine.out_bytes_per_second, machine.in_bytes_per_second
+    return Finding(
+        name="link",
+        text=f"{machine.name or 'device'}: {format_speed(out)} to the host, "
+        f"{format_speed(back)} back",
+    )
+
+
+def check_numa() -> Finding:
+    """Say where the device is attached."""
+    from swapkit._runtime.affinity.places import list_nodes
+    from swapkit._runtime.affinity.system import System, Unknown
+    from swapkit._runtime.allocators.installation import choose_device
+    from swapkit._runtime.process.runtime import get_runtime
+    from swapkit.config.environment import read_environment
+
+    choice = get_runtime().places.choose(choose_device(None), read_environment().cpu_affinity)
+    if choice is not None:
+        level = Level.NOTE if choice.is_shortfall else Level.GOOD
+        return Finding(name="numa", text=choice.text, level=level)
+    try:
+        nodes = list_nodes(System())
+    except Unknown as unknown:
+        return Finding(name="numa", text=str(unknown), level=Level.NOTE)
+    cpus = sum(map(len, nodes.values()))
+    return Finding(name="numa", text=f"{len(nodes)} NUMA node(s), {cpus} CPUs")
+
+
+def check_locked_memory() -> Finding:
+    """Check the limit for locked memory: host copies of accelerators are page-locked."""
+    from swapkit._runtime.torch_compat.accelerators import present_accelerator
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if limit == resource.RLIM_INFINITY:
+        return Finding(name="locked", text="locked memory: no limit")
+    text = f"locked memory: at most {format_bytes(limit)}"
+    if present_accelerator() is None:
+        return Finding(name="locked", text=f"{text}; the CPU needs none")
+    return Finding(
+        name="locked",
+        text=f"{text}; drivers that obey the limit refuse larger host copies",
+        level=Level.NOTE,
+        remedy="ulimit -l unlimited; in Docker: --ulimit memlock=-1",
+    )
+
+
+def check_host() -> Finding:
+    """Say how much memory the process may use, and whether a control group limits it."""
+    from swapkit._runtime.process.runtime import get_runtime
+
+    usable = get_runtime().host_bytes()
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if usable >= whole:
+        return Finding(name="host", text=f"{format_bytes(usable)} of memory, no limit")
+    return Finding(
+        name="host",
+        text=f"{format_bytes(usable)} of {format_bytes(whole)} of memory: a control group's limit",
+        level=Level.NOTE,
+        remedy="host copies count there: raise the container's limit, or pass host_limit=",
+    )
+
+
+def check_environment() -> Finding:
+    """Check the variables of torch's allocators."""
+    from swapkit._runtime.allocators.installation import default_device
+    from swapkit.config.allocator_settings import COMMON, OWN, read_allocator_settings
+
+    present = [name for name in (COMMON, *OWN.values()) if name in os.environ]
+    if not present:
+        return Finding(name="environment", text="no variable of torch's allocators is set")
+    named = ", ".join(f"{name}={os.environ[name]}" for name in present)
+    try:
+        settings = read_allocator_settings(default_device().type)
+    except InvalidArgument as error:
+        return Finding(
+            name="environment",
+            text=str(error),
+            level=Level.PROBLEM,
+            remedy=f"correct or unset {present[0]}",
+        )
+    if settings.without_effect:
+        return Finding(
+            name="environment",
+            text="; ".join(settings.without_effect),
+            level=Level.NOTE,
+            remedy="docs/choices.md lists the keys with an effect",
+        )
+    return Finding(name="environment", text=named)
+
+
+def check_training() -> Finding:
+    """Train a small model with and without a budget in a child process, and compare the bits."""
+    command = [sys.executable, "-m", "swapkit.cli.self_test"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=SELF_TEST_SECONDS
+    )
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        return Finding(
+            name="training",
+            text=f"the self-test failed with exit code {done.returncode}: {last}",
+            level=Level.PROBLEM,
+            remedy=f"run {' '.join(command)!r} for the whole output, and report it",
+        )
+    found = json.loads(done.stdout)
+    return Finding(
+        name="training",
+        text=f"{found['device']}: peak {format_bytes(found['plain_peak_bytes'])}, in a budget of "
+        f"{format_bytes(found['budget_bytes'])} {format_bytes(found['peak_bytes'])}; same bits",
+    )
+
+
+# In this order, with what a terminal shows meanwhile.
+CHECKS: Sequence[tuple[str, Callable[[], Finding]]] = (
+    ("torch", check_torch),
+    ("python", check_python),
+    ("compiler", check_compiler),
+    ("cache", check_cache),
+    ("driver", check_driver),
+    ("link", check_link),
+    ("numa", check_numa),
+    ("locked", check_locked_memory),
+    ("host", check_host),
+    ("environment", check_environment),
+    ("training", check_training),
+)
+
+# ---- doctor --------------------------------------------------------------------------------------
+#
+# `swapkit doctor`: checks what swapkit needs, and says what to do about problems.
 
 _COLOURS = {Level.GOOD: "green", Level.NOTE: "yellow", Level.PROBLEM: "red"}
 _REMEDY = "       -> "
@@ -32,8 +376,6 @@ def doctor(*, as_json: bool) -> int:
     Compiler, cache, torch, driver, link to the host, NUMA nodes, limits, variables; and a small
     training with and without a budget, whose bits are compared. Ends with 1 if there is a problem.
     """
-    from swapkit.cli.checks import CHECKS
-
     findings = []
     with _silent():
         for name, check in CHECKS:

@@ -11,11 +11,17 @@ from typing import TYPE_CHECKING
 import click
 
 from swapkit.api.path_arguments import read_argument
-from swapkit.cli.base import AUTO, DONE, check_budget, machine_option, script_command
-from swapkit.cli.output import take_stdout, waiting
+from swapkit.cli.base import (
+    AUTO,
+    DONE,
+    check_budget,
+    machine_option,
+    script_command,
+    take_stdout,
+    waiting,
+)
 from swapkit.cli.run import Refused, own_device, own_rank
-from swapkit.cli.script import Ended, Script
-from swapkit.cli.torch_import import when_torch_is_imported
+from swapkit.cli.script import Ended, Script, when_torch_is_imported
 from swapkit.errors import InvalidArgument, SwapkitError
 from swapkit.ir.codec import read_machine, read_trace
 
@@ -24,7 +30,7 @@ if TYPE_CHECKING:
     from typing import TextIO
 
     from swapkit._runtime.session.session import Session
-    from swapkit.api.budget_trials import BudgetNeed, BudgetTrial
+    from swapkit.api.estimation import BudgetNeed, BudgetTrial
     from swapkit.cli.script_budget import ScriptBudget
     from swapkit.ir.traces import Trace
     from swapkit.reporting.estimates import Estimate
@@ -172,7 +178,7 @@ class _Recording:
         """Try steps once the session has a recorded one, then end the script."""
         assert self._budget is not None
         if self._trial is None and session.trace is not None:
-            from swapkit.api.budget_trials import BudgetTrial
+            from swapkit.api.estimation import BudgetTrial
 
             self._trace = session.trace
             self._trial = BudgetTrial(self._trace, self._budget.before_bytes)

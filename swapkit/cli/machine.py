@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from swapkit.cli.base import DONE, CliCommand
-from swapkit.cli.output import show_table
+from swapkit.cli.base import DONE, CliCommand, show_table
 from swapkit.errors import InvalidArgument
 from swapkit.ir.codec import encode_machine, write_machine
 from swapkit.reporting.machines import list_machine
@@ -93,7 +92,7 @@ def find_machine(
     from swapkit._runtime.allocators.installation import choose_device, default_device
     from swapkit._runtime.machine.measured_machine import measure_machine
     from swapkit._runtime.process.runtime import get_runtime
-    from swapkit._runtime.saved.limits import Limits
+    from swapkit._runtime.saved.device import Limits
     from swapkit.config.environment import read_environment
 
     name = choose_device(device or default_device())

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from swapkit.cli.base import DONE, CliCommand, machine_option
+from swapkit.cli.base import DONE, CliCommand, machine_option, waiting
 from swapkit.cli.machine import find_machine
-from swapkit.cli.output import waiting
 
 if TYPE_CHECKING:
     from swapkit.ir.machines import Machine

@@ -13,8 +13,7 @@ import click
 
 from swapkit.api.path_arguments import read_argument
 from swapkit.cli.base import AUTO, DONE, FAILED, check_budget, code_of, script_command
-from swapkit.cli.script import Ended, Script
-from swapkit.cli.torch_import import when_torch_is_imported
+from swapkit.cli.script import Ended, Script, when_torch_is_imported
 from swapkit.errors import InvalidArgument, SwapkitError
 from swapkit.ir.codec import read_planned
 from swapkit.reporting.machines import format_seconds

@@ -26,7 +26,7 @@ import torch
 import swapkit
 from swapkit._runtime.model import global_hooks
 from swapkit._runtime.model.step_counter import MOST_AHEAD
-from swapkit._runtime.model.weak_models import find_weakly
+from swapkit._runtime.model.tracker import find_weakly
 from swapkit._runtime.optimizer.wrapped import list_optimizers
 from swapkit._runtime.saved.hooks import is_foreign
 from swapkit._runtime.torch_compat.internals import NO_TASK, graph_task

@@ -19,8 +19,7 @@ import torch
 
 from swapkit.api.budgets import budget as plain_budget
 from swapkit.errors import InvalidArgument, Unsupported
-from swapkit.integrations.opening import check_options
-from swapkit.integrations.packages import require
+from swapkit.integrations.opening import check_options, require
 
 require("accelerate", __name__)
 

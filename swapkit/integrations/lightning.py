@@ -14,10 +14,9 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from swapkit._runtime.session.bound import bind, close_left
+from swapkit._runtime.session.life import bind, close_left
 from swapkit.errors import Unsupported
-from swapkit.integrations.opening import check_options, open_session
-from swapkit.integrations.packages import require
+from swapkit.integrations.opening import check_options, open_session, require
 from swapkit.units import show
 
 _PACKAGES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}

@@ -1,7 +1,8 @@
-"""How callbacks open their sessions: checked options, and a word on memory outside the budget."""
+"""How callbacks open their sessions, and the frameworks that integrations need."""
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 from itertools import chain
 from pathlib import Path
@@ -20,6 +21,34 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from swapkit._runtime.session.session import Session
+
+# ---- packages ------------------------------------------------------------------------------------
+#
+# The frameworks that integrations need: none of them is a dependency of swapkit.
+
+
+def require(package: str, wanted_by: str, *others: str) -> str:
+    """Return the name of the first installed package of those that serve equally well.
+
+    Args:
+        package: the package to advise.
+        wanted_by: the module that needs it.
+        others: packages that serve as well.
+
+    Raises:
+        ImportError: none is installed.
+    """
+    for name in (package, *others):
+        if importlib.util.find_spec(name) is not None:
+            return name
+    raise ImportError(
+        f"{wanted_by} needs {package}, which is not installed: pip install {package}", name=package
+    )
+
+
+# ---- opening -------------------------------------------------------------------------------------
+#
+# How callbacks open their sessions: checked options, and a word on memory outside the budget.
 
 _log = get_logger(__name__)
 # What a callback passes itself.

@@ -15,10 +15,9 @@ import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from swapkit._runtime.session.bound import bind, close_left
+from swapkit._runtime.session.life import bind, close_left
 from swapkit.errors import Unsupported
-from swapkit.integrations.opening import check_options, open_session
-from swapkit.integrations.packages import require
+from swapkit.integrations.opening import check_options, open_session, require
 from swapkit.texts import get_logger
 from swapkit.units import show
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from swapkit.ir.machines import Machine
 from swapkit.ir.traces import BEFORE, Kind
-from swapkit.planning.layout.values import ROUNDING_BYTES
+from swapkit.planning.layout.lifetimes import ROUNDING_BYTES
 from swapkit.planning.search.feasibility import find_least, name_operators
-from swapkit.planning.search.trade_offs import SHARES, TradeOff, measure_budgets
+from swapkit.planning.search.solving import SHARES, TradeOff, measure_budgets
 from swapkit.simulation.lowering import lower
 from swapkit.units import round_up
 

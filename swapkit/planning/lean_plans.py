@@ -1,7 +1,7 @@
 """The plan with the least memory whose step takes no longer than a given time.
 
 A stage that waits for others anyway can spend that time on less memory. In a session, it knows only
-the step of each other stage (`_runtime/control/stage_exchange.py`), and tries the plan before it
+the step of each other stage (`_runtime/control/stages.py`), and tries the plan before it
 follows it (`selection/lean_trials.py`).
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from swapkit.ir.plans import Plan
     from swapkit.ir.traces import Trace
     from swapkit.planning.planner import PlanTarget
-    from swapkit.planning.search.trials import Actions
+    from swapkit.planning.search.moves import Actions
     from swapkit.simulation.problems import Problem
 
 QUICK = Effort(starts=40, changes=400)

@@ -15,9 +15,16 @@ from swapkit.errors import InfeasibleBudget, InvalidArgument, InvalidType, PlanM
 from swapkit.ir.plans import Decision, Plan
 from swapkit.planning.bounds.bound import lower_bound
 from swapkit.planning.search.feasibility import find_least, name_operators
-from swapkit.planning.search.solving import PlanFailure, Solution, choose_effort, plan_problem
-from swapkit.planning.search.trade_offs import SHARES, TradeOff, measure_trade_offs
-from swapkit.planning.search.trials import Trials
+from swapkit.planning.search.moves import Trials
+from swapkit.planning.search.solving import (
+    SHARES,
+    PlanFailure,
+    Solution,
+    TradeOff,
+    choose_effort,
+    measure_trade_offs,
+    plan_problem,
+)
 from swapkit.simulation.lowering import lower
 from swapkit.simulation.timeline import as_plan, set_moments, simulate
 from swapkit.simulation.validator import find_violations

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from swapkit.errors import InfeasibleBudget
-from swapkit.planning.gather_rewriting import rewrite_gathers
-from swapkit.planning.gathers import find_gathered
+from swapkit.planning.gathers import find_gathered, rewrite_gathers
 from swapkit.planning.placed import make_placed_plan
 from swapkit.planning.planner import make_plan
 

@@ -13,7 +13,7 @@ from swapkit.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from swapkit.planning.search.trade_offs import TradeOff
+    from swapkit.planning.search.solving import TradeOff
 
 _MEMORY_HEADS = ("memory of a step", "", "")
 _TIME_HEADS = ("budget", "of plain", "step", "vs. plain", "bound", "swapped", "recomputed")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from swapkit.ir.plans import Plan
     from swapkit.planning.reasons import Reason
-    from swapkit.planning.search.trade_offs import TradeOff
+    from swapkit.planning.search.solving import TradeOff
 
 MOST_LINES = 24
 MOST_RANGES = 4  # ranges of numbers in one name

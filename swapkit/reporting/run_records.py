@@ -15,7 +15,7 @@ from swapkit.ir.checks import check_plan
 from swapkit.ir.documents import read_document, write_document
 from swapkit.ir.fields import MOST_SECONDS, Flag, Number, Optional, Rule, Text, Whole, refuse
 from swapkit.ir.runs import SessionStats, StepRecord
-from swapkit.planning.search.trade_offs import TradeOff
+from swapkit.planning.search.solving import TradeOff
 
 if TYPE_CHECKING:
     import os

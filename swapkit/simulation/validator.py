@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from swapkit.errors import InvalidDocument
 from swapkit.ir.checks import check_machine, check_plan, check_trace
 from swapkit.ir.plans import Action, Tier
+from swapkit.simulation.validation.computing import Demand, Resolver
 from swapkit.simulation.validation.gaps import find_gaps, find_touches
-from swapkit.simulation.validation.recomputing import Demand, Resolver
 from swapkit.simulation.validation.schedules import check_schedule
 
 if TYPE_CHECKING:

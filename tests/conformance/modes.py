@@ -33,9 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-    from swapkit._runtime.saved.limits import Limits
-    from swapkit._runtime.shim.placement import Placement
-    from swapkit._runtime.shim.types import SavedTensor
+    from swapkit._runtime.saved.device import Limits
+    from swapkit._runtime.shim.types import Placement, SavedTensor
     from tests.programs import Evict
 
 Opener: TypeAlias = "Callable[[], AbstractContextManager[Evict]]"

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from swapkit._runtime.operators.effects import effects_of, is_repeatable
-from swapkit._runtime.operators.random_states import RandomState, may_be_random
+from swapkit._runtime.operators.settings import RandomState, may_be_random
 from tests.conformance.database import (
     Case,
     module_cases,

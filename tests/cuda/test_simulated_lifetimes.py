@@ -25,7 +25,7 @@ def test_training_when_lifetimes_are_asked_for_then_it_lies_as_planned_with_equa
         f"""
         {textwrap.indent(TRAIN, " " * 8).strip()}
         import numpy as np
-        from swapkit._native.lives import TAG_BACKWARD, Lives
+        from swapkit._native.layout import TAG_BACKWARD, Lives
         from swapkit._runtime.allocators.installation import require_installation
         from swapkit.planning.beside import at_once
         from swapkit.planning.layout.steps import LIFE

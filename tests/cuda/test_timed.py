@@ -199,7 +199,7 @@ def test_machine_when_swapkit_measures_it_then_it_is_the_tables() -> None:
         """
         from swapkit._runtime.machine.measured_machine import measure_machine
         from swapkit._runtime.process.runtime import get_runtime
-        from swapkit._runtime.saved.limits import Limits
+        from swapkit._runtime.saved.device import Limits
         swapkit.install(device="cuda")
         device = get_runtime().device(torch.device("cuda", 0))
         found = measure_machine(device, Limits(budget_bytes=1 << 30), fresh=True)

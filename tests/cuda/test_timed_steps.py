@@ -17,8 +17,8 @@ pytestmark = [
 ]
 
 CLOCK = """
-from swapkit._runtime.control.step_times import StepClock
-from swapkit.planning.selection.outcomes import Timing
+from swapkit._runtime.control.steps import StepClock
+from swapkit.planning.selection.cases import Timing
 
 large, small = torch.ones(1 << 28, device="cuda"), torch.ones(512, device="cuda")
 clock = StepClock(torch.device("cuda", 0))

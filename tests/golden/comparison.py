@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from swapkit.config.mindformers.layer_actions import LayerActions
-    from swapkit.config.mindformers.layouts import LayerPlace
     from swapkit.config.mindformers.patterns import Match
+    from swapkit.config.mindformers.selections import LayerPlace
 
 INPUTS = {
     *LAYOUT_KEYS, *OPTIONAL_LAYOUT_KEYS, "pipeline_interleave_enabled", "recompute_config",

@@ -10,7 +10,7 @@ import pytest
 
 from swapkit.config.mindformers.documents import read_document
 from swapkit.config.mindformers.layer_actions import settle
-from swapkit.config.mindformers.layouts import lay_out
+from swapkit.config.mindformers.selections import lay_out
 from tests.golden.cases import Tree, load
 
 EXAMPLES = Path(__file__).with_name("document_examples.md").read_text(encoding="utf-8")

@@ -20,7 +20,7 @@ from tests.programs import assert_same_bits
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from swapkit._runtime.saved.shared import PlannedMove
+    from swapkit._runtime.saved.device import PlannedMove
     from swapkit._runtime.shim.types import StorageGroup
 
 VOCABULARY = 64

@@ -33,7 +33,7 @@ from tests.support import installed
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from swapkit._runtime.saved.shared import PlannedMove
+    from swapkit._runtime.saved.device import PlannedMove
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 

@@ -14,8 +14,7 @@ import torch
 
 import swapkit
 from swapkit._native.backend import ANY_NODE
-from swapkit._runtime.affinity.choice import CpuChoice
-from swapkit._runtime.affinity.devices import DevicePlaces
+from swapkit._runtime.affinity.devices import CpuChoice, DevicePlaces
 from swapkit._runtime.affinity.places import Place
 from swapkit._runtime.affinity.threads import OWN, list_threads
 from swapkit._runtime.process.runtime import get_runtime

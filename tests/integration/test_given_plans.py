@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import swapkit
-from swapkit._runtime.saved.limits import Limits
+from swapkit._runtime.saved.device import Limits
 from swapkit.errors import InvalidArgument, PlanMismatch
 from tests.support.sessions import Plain, make_training, steady_machine_like, train, train_plainly
 

@@ -8,7 +8,7 @@ import pytest
 
 import swapkit
 from swapkit._runtime.recording.recorder import Recorder
-from swapkit.planning.selection.lengths import AHEAD
+from swapkit.planning.selection.cases import AHEAD
 from tests.support.sessions import TOKENS, Training, make_training, train, train_plainly
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import swapkit
-from swapkit._native.lives import TAG_BACKWARD, TAG_OPTIMIZER, Lives, LivesMode
+from swapkit._native.layout import TAG_BACKWARD, TAG_OPTIMIZER, Lives, LivesMode
 from swapkit._runtime.allocators.lifetimes import process_lifetimes
 from swapkit.errors import InvalidArgument
 from swapkit.planning.layout.steps import LIFE
@@ -21,7 +21,7 @@ from tests.support.threads import on_thread, on_threads
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from swapkit._native.lives import LayoutStats
+    from swapkit._native.layout import LayoutStats
     from swapkit._runtime.allocators.installed_pool import Installation
 
 pytestmark = pytest.mark.promise("E3")
@@ -82,7 +82,7 @@ def test_training_when_lifetimes_are_not_asked_for_then_nothing_is_noted(
     asks: str, variable: str
 ) -> None:
     code = f"""{MAIN}
-from swapkit._native.lives import Lives
+from swapkit._native.layout import Lives
 swapkit.install(device="cpu", {asks})
 train()
 installation = require_installation()
@@ -260,7 +260,7 @@ def test_sessions_when_nested_then_a_step_ends_once_and_lies_as_planned(
 
 def test_uninstall_when_lifetimes_were_on_then_all_is_as_before() -> None:
     code = f"""{MAIN}
-from swapkit._native.lives import Lives
+from swapkit._native.layout import Lives
 from swapkit._runtime.model import global_hooks
 swapkit.install(device="cpu", lifetimes=True)
 with at_once():
@@ -313,7 +313,7 @@ def test_fork_when_a_child_trains_then_it_ends_well_and_the_parent_goes_on(
 def test_error_when_free_memory_is_scattered_then_it_names_lifetimes(
     has_lifetimes: bool, installation: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swapkit._runtime.allocators.advice.SCATTERED_BYTES", MIB)
+    monkeypatch.setattr("swapkit._runtime.allocators.memory_holders.SCATTERED_BYTES", MIB)
     limit = limit_above_reserved(installation, 8 * MIB)
     swapkit.install(limit, device="cpu", lifetimes=has_lifetimes)
     halves_of_pages = [torch.empty(2048, dtype=torch.uint8) for _ in range(6 * MIB // 2048)]
@@ -333,7 +333,9 @@ def test_explain_when_the_peak_was_scattered_then_it_names_lifetimes(
     reserved_bytes = limit_above_reserved(installation, 0)
     left_bytes = reserved_bytes - installation.pool.in_use_bytes()  # by other tests
     scattered_bytes = left_bytes + MIB
-    monkeypatch.setattr("swapkit._runtime.allocators.advice.SCATTERED_BYTES", scattered_bytes)
+    monkeypatch.setattr(
+        "swapkit._runtime.allocators.memory_holders.SCATTERED_BYTES", scattered_bytes
+    )
     swapkit.reset_peak_memory_stats()
     with swapkit.budget("1GiB", policy="rescue") as session:
         assert "lifetimes=True" not in session.explain()

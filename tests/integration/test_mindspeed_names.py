@@ -27,7 +27,7 @@ from tests.support.threads import on_threads
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from swapkit._runtime.saved.counters import Counters
+    from swapkit._runtime.saved.device import Counters
 
 STEPS = 8
 LARGE = 200_000  # bytes; of a block's saved tensors, some are larger and some are not

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from swapkit._runtime.recording.next_steps import count_growth, has_leftovers
+from swapkit._runtime.recording.trace_builder import count_growth, has_leftovers
 from swapkit.ir.traces import BEFORE
 from tests.support import installed
 from tests.support.recorders import lives_of, recorded

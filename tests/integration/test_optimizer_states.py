@@ -13,7 +13,7 @@ from torch import nn
 
 import swapkit
 from swapkit._runtime.optimizer.chunked_step import OptimizerStates, attach
-from swapkit._runtime.optimizer.host_copies import HostCopies
+from swapkit._runtime.optimizer.state_slots import HostCopies
 from swapkit._runtime.process.runtime import get_runtime
 from tests.support import MIB
 

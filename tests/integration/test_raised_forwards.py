@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from swapkit._runtime.session.session import Session
     from swapkit.ir.traces import Trace
-    from swapkit.planning.selection.outcomes import Outcome
+    from swapkit.planning.selection.cases import Outcome
 
 WIDTH, TOKENS, BLOCKS = 64, 512, 6
 STEPS = 6

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from swapkit._runtime.control.rank_agreement import PATIENCE_STEPS
+from swapkit._runtime.control.rank_switch import PATIENCE_STEPS
 from tests.support import ROOT
 from tests.support.ranks import run_on_ranks
 

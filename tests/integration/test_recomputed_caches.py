@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.cache_utils import DynamicCache
 
 import swapkit
-from swapkit._runtime.recompute.caches import find_caches
+from swapkit._runtime.recompute.arguments import find_caches
 
 if TYPE_CHECKING:
     from transformers.modeling_outputs import CausalLMOutputWithPast

@@ -17,9 +17,9 @@ from torch.utils.checkpoint import checkpoint
 import swapkit
 from swapkit._runtime.allocators.installation import installed_pool
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit._runtime.recording.next_steps import has_leftovers
 from swapkit._runtime.recording.notes import Setting
 from swapkit._runtime.recording.recorder import Recorder
+from swapkit._runtime.recording.trace_builder import has_leftovers
 from swapkit._runtime.saved.device import CPU
 from swapkit._runtime.torch_compat.isolation import hidden
 from swapkit.api.recording import record

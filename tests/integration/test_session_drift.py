@@ -28,7 +28,7 @@ from tests.support.sessions import (
 )
 
 if TYPE_CHECKING:
-    from swapkit.planning.selection.outcomes import Outcome
+    from swapkit.planning.selection.cases import Outcome
     from tests.support.sessions import Log
 
 CHANGE = 9  # the step before which a program changes

@@ -13,11 +13,11 @@ import torch
 import swapkit
 from swapkit._runtime.execution.plan_executor import PlanExecutor
 from swapkit._runtime.model import global_hooks
-from swapkit._runtime.model.listeners import Listeners
+from swapkit._runtime.model.global_hooks import Listeners
 from swapkit._runtime.model.tracker import ModuleTracker
-from swapkit._runtime.recording.dispatch_mode import RecordingMode
+from swapkit._runtime.recording.operator_runs import RecordingMode
 from swapkit._runtime.recording.recorder import Recorder
-from swapkit._runtime.saved.lent_hooks import Lending
+from swapkit._runtime.saved.hooks import Lending
 from swapkit._runtime.thread_state import thread_state
 from swapkit._runtime.torch_compat.dispatch_modes import mode_stack
 from tests.support.sessions import Plain, Training, make_training, train_plainly

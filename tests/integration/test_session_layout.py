@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import swapkit
-from swapkit._native.lives import LivesMode
+from swapkit._native.layout import LivesMode
 from swapkit._runtime.allocators.pool_layout import IDLE_STEPS
 from swapkit.testing import planning_at_once
 from tests.support.sessions import Training, make_training, train_plainly
 
 if TYPE_CHECKING:
-    from swapkit._native.lives import LayoutStats
+    from swapkit._native.layout import LayoutStats
     from swapkit._runtime.allocators.installed_pool import Installation
     from swapkit._runtime.session.session import Session
 

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import swapkit
 from swapkit._runtime.allocators.installation import require_installation
-from swapkit._runtime.execution import plan_checks as fitting
+from swapkit._runtime.execution import plan_compiler as fitting
 from swapkit._runtime.torch_compat.dispatch_modes import mode_stack
 from swapkit.errors import PlanMismatch
 from tests.support.sessions import (

@@ -14,7 +14,7 @@ import swapkit
 from swapkit._runtime.execution.plan_executor import PlanExecutor
 from swapkit._runtime.recompute import captured, regions
 from swapkit._runtime.recompute.region_findings import Known, RegionFinding, RegionWay
-from swapkit._runtime.saved.limits import Limits
+from swapkit._runtime.saved.device import Limits
 from swapkit.ir.plans import Action
 from swapkit.ir.traces import Phase
 from swapkit.testing import planning_at_once

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from swapkit._runtime.execution.plan_checks import sign
+from swapkit._runtime.execution.plan_compiler import sign
 from swapkit.registry import Recompute
 from tests.support.operators import choose
 from tests.support.sessions import Training, train_both, train_plainly

@@ -12,7 +12,7 @@ from torch import nn
 
 import swapkit
 from swapkit._runtime.model import global_hooks
-from swapkit._runtime.saved.lent_hooks import Lending
+from swapkit._runtime.saved.hooks import Lending
 from swapkit._runtime.thread_state import thread_state
 from tests.support import MIB, limit_above_reserved
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swapkit.integrations.packages import require
+from swapkit.integrations.opening import require
 from tests.support import run_python
 
 

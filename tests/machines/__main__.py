@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from swapkit._runtime.affinity.cpu_lists import format_cpus
+from swapkit._runtime.affinity.places import format_cpus
 from swapkit.reporting.text import format_table
 from tests.machines.recorded import NAMES, RecordedSystem
 

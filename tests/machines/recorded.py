@@ -6,17 +6,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from swapkit._runtime.affinity.addresses import parse_address
-from swapkit._runtime.affinity.choice import choose_cpus
-from swapkit._runtime.affinity.cpu_lists import format_cpus, parse_cpus
-from swapkit._runtime.affinity.places import find_place
+from swapkit._runtime.affinity.devices import choose_cpus
+from swapkit._runtime.affinity.places import find_place, format_cpus, parse_address, parse_cpus
 from swapkit._runtime.affinity.system import CommandHung, CommandMissing, System
 from swapkit.config.cpu_affinity import read_cpu_affinity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from swapkit._runtime.affinity.choice import CpuChoice
+    from swapkit._runtime.affinity.devices import CpuChoice
     from swapkit._runtime.affinity.places import Place
 
 FOLDER = Path(__file__).parent

@@ -108,7 +108,7 @@ def test_includes_when_planted_then_judged(
 
 
 def test_libraries_when_loaded_then_only_where_the_file_is_known_to_be_safe() -> None:
-    """A file that others can write runs their code: `shim/own_files.py` is the way to it."""
+    """A file that others can write runs their code: `shim/build.py` is the way to it."""
     doors = {
         "_runtime/shim/library.py",  # through `open_own`
         "_native/hooks.py",  # of the package, like its modules

@@ -16,7 +16,7 @@ from swapkit.errors import CorruptState, InvalidArgument
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from swapkit.planning.layout.values import Bytes, Lifetimes, Order
+    from swapkit.planning.layout.lifetimes import Bytes, Lifetimes, Order
 
 
 def measure_loads(lifetimes: Lifetimes) -> tuple[int, Bytes]:

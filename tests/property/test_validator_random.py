@@ -16,8 +16,8 @@ from swapkit.simulation.items import Touches, find_items
 from swapkit.simulation.lowering import lower
 from swapkit.simulation.running import KEEP, RECOMPUTE, SWAP, run
 from swapkit.simulation.timeline import set_moments, simulate
+from swapkit.simulation.validation.computing import Resolver
 from swapkit.simulation.validation.gaps import find_gaps, find_touches
-from swapkit.simulation.validation.recomputing import Resolver
 from swapkit.simulation.validator import find_violations
 from tests.support.random_traces import random_trace
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit._runtime.shim.placement import Placement
+from swapkit._runtime.shim.types import Placement
 from swapkit._runtime.user_choices.operator_choices import ChosenOperators, carrying, mark_operators
 from swapkit.ir.plans import Action
 from swapkit.registry import Recompute

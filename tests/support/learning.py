@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from swapkit.errors import InfeasibleBudget
 from swapkit.ir.plans import Plan, Prediction
 from swapkit.ir.traces import Trace
+from swapkit.planning.selection.cases import Outcome
 from swapkit.planning.selection.learner import Learner
-from swapkit.planning.selection.outcomes import Outcome
 
 if TYPE_CHECKING:
     from swapkit.planning.selection.asking import MakePlans

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from swapkit._runtime.recording.tables.workspaces import NO_WORKSPACE
+from swapkit._runtime.recording.tables.blocks import NO_WORKSPACE
 
 if TYPE_CHECKING:
     from swapkit._runtime.recording.recorder import Recorder

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from swapkit._runtime.optimizer.host_copies import HostCopies
-from swapkit._runtime.optimizer.state_slots import find_slots
-from swapkit._runtime.saved.limits import Limits
+from swapkit._runtime.optimizer.state_slots import HostCopies, find_slots
+from swapkit._runtime.saved.device import Limits
 from swapkit.errors import BackendError
 
 if TYPE_CHECKING:
     from swapkit._runtime.allocators.installed_pool import Installation
-    from swapkit._runtime.optimizer.host_copies import HostBuffer, HostCopy
+    from swapkit._runtime.optimizer.state_slots import HostBuffer, HostCopy
 
 KIB = 1 << 10
 STATE = 64 * KIB  # bytes of one state of one parameter

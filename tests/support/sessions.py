@@ -18,7 +18,7 @@ from swapkit.ir.machines import Machine
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from swapkit._runtime.saved.limits import Limits
+    from swapkit._runtime.saved.device import Limits
     from swapkit._runtime.session.session import Session
 
 WIDTH = 64

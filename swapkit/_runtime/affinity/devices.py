@@ -1,26 +1,174 @@
-"""The places of this process's devices, looked up once each."""
+"""The places of this process's devices, and the CPUs that their threads are bound to."""
 
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from swapkit._runtime.affinity.addresses import KINDS
-from swapkit._runtime.affinity.choice import choose_cpus
-from swapkit._runtime.affinity.places import find_place, list_nodes
+from swapkit._runtime.affinity.places import KINDS, find_place, format_cpus, list_nodes, parse_cpus
 from swapkit._runtime.affinity.system import System, Unknown
 from swapkit._runtime.torch_compat.accelerators import ACCELERATORS, CUDA
+from swapkit.config.cpu_affinity import CONF, COUNT
+from swapkit.errors import InvalidArgument
 from swapkit.texts import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from swapkit._runtime.affinity.choice import CpuChoice
     from swapkit._runtime.affinity.places import Place
     from swapkit.config.cpu_affinity import CpuAffinity
+
+# ---- choice --------------------------------------------------------------------------------------
+#
+# The CPUs that a device's threads are bound to.
+
+CPUS = "/sys/devices/system/cpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuChoice:
+    """The CPUs for a device's threads, and the reason in words.
+
+    Args:
+        cpus: None: the threads stay as they are.
+        text: for the log and for users.
+        is_shortfall: whether a request cannot be met, so that the text is a warning.
+    """
+
+    cpus: frozenset[int] | None = None
+    text: str
+    is_shortfall: bool = False
+
+
+def choose_cpus(
+    system: System,
+    place: Place,
+    asked: CpuAffinity,
+    *,
+    visible: Iterable[Place] = (),
+) -> CpuChoice:
+    """Return the CPUs to bind a device's threads to.
+
+    The CPUs of the device's node are divided among the devices of its type there, in the order of
+    their addresses: exactly CPU_BINDING_NUM for each, else all of them, as evenly as whole cores
+    can be. Two devices share a core only if there are too few cores. If the process may use only a
+    part of the node, somebody (taskset, Slurm, a container) has divided it before: then that part
+    is divided among the devices that the process can see. Never more than the process may use.
+
+    Args:
+        system: the machine.
+        place: of the device.
+        asked: the environment's request.
+        visible: the places of the devices that this process can see; looked at only if needed.
+
+    Raises:
+        InvalidArgument: CPU_BINDING_NUM is larger than the share of each device.
+    """
+    kind, _, index = place.device.partition(":")
+    if asked.is_refused:
+        return CpuChoice(text=f"{place}; no threads are bound ({CONF}=0)")
+    if asked.mode and kind == "npu":
+        return CpuChoice(text=f"{place}; torch_npu binds the threads ({CONF})")
+    allowed = system.allowed_cpus()
+    if asked.mode and int(index) in asked.ranges:
+        return _choose_named(place, asked.ranges[int(index)], allowed)
+    if place.node is None:
+        return CpuChoice(
+            text=f"{place}; no threads are bound: {place.why}. To choose the CPUs, start the "
+            "process with taskset or numactl",
+            is_shortfall=True,
+        )
+    usable = place.cpus & allowed
+    if not usable:
+        return CpuChoice(
+            text=f"{place}; no threads are bound: the process may only use the CPUs "
+            f"{format_cpus(allowed)}, none of which is on that node",
+            is_shortfall=True,
+        )
+    if len(place.nodes) == 1 and asked.cpus_per_device is None:
+        return CpuChoice(text=f"{place}, the only one; there is nothing to bind")
+    return _choose_share(system, place, asked, usable, visible)
+
+
+def _choose_named(place: Place, named: frozenset[int], allowed: frozenset[int]) -> CpuChoice:
+    cpus = named & allowed
+    if cpus:
+        return CpuChoice(cpus=cpus, text=f"{place}; threads on CPUs {format_cpus(cpus)} ({CONF})")
+    return CpuChoice(
+        text=f"{place}; no threads are bound: {CONF} names the CPUs {format_cpus(named)}, and the "
+        f"process may only use {format_cpus(allowed)}",
+        is_shortfall=True,
+    )
+
+
+def _choose_share(
+    system: System,
+    place: Place,
+    asked: CpuAffinity,
+    usable: frozenset[int],
+    visible: Iterable[Place],
+) -> CpuChoice:
+    kind, _, index = place.device.partition(":")
+    sharing: Sequence[str] = place.alike
+    if usable != place.cpus or not sharing:
+        sharing = sorted(each.key for each in visible if each.node == place.node)
+    devices = max(1, len(sharing))
+    position = sharing.index(place.key) if place.key in sharing else int(index) % devices
+    count = asked.cpus_per_device
+    if count is not None and count * devices > len(usable):
+        most = len(usable) // devices
+        raise InvalidArgument(
+            f"{COUNT}={count}: this process may use {len(usable)} CPUs of NUMA node {place.node}, "
+            f"to be divided among {devices} {kind} {'device' if devices == 1 else 'devices'}: "
+            + (f"choose at most {most}" if most else "unset it, and devices share CPUs")
+        )
+    cpus = _cut_share(list_cores(system, usable), position, devices, count)
+    return CpuChoice(cpus=cpus, text=f"{place}; threads on CPUs {format_cpus(cpus)}")
+
+
+def _cut_share(
+    cores: Sequence[tuple[int, ...]], position: int, devices: int, count: int | None
+) -> frozenset[int]:
+    """Return the CPUs of the device at a position: `count`, or an even share of all cores."""
+    if count is None and len(cores) >= devices:
+        share = cores[position * len(cores) // devices : (position + 1) * len(cores) // devices]
+        return frozenset().union(*share)
+    whole = [] if count is None else _group_cores(cores, count)
+    if len(whole) >= devices:
+        return whole[position]
+    ordered = [cpu for core in cores for cpu in core]
+    count = count or max(1, len(ordered) // devices)
+    start = position * count % len(ordered)
+    return frozenset(ordered[start : start + count])
+
+
+def _group_cores(cores: Sequence[tuple[int, ...]], count: int) -> list[frozenset[int]]:
+    """Return groups of `count` CPUs that share no core. The rest of a group's last core is left."""
+    groups: list[frozenset[int]] = []
+    group: list[int] = []
+    for core in cores:
+        group += core
+        if len(group) >= count:
+            groups.append(frozenset(group[:count]))
+            group = []
+    return groups
+
+
+def list_cores(system: System, cpus: frozenset[int]) -> list[tuple[int, ...]]:
+    """Return CPUs by core, in order. CPUs of one core compete for its units."""
+    cores: dict[int, list[int]] = {}
+    for cpu in sorted(cpus):
+        siblings = parse_cpus(system.read(f"{CPUS}/cpu{cpu}/topology/thread_siblings_list") or "")
+        cores.setdefault(min(siblings, default=cpu), []).append(cpu)
+    return [tuple(core) for _, core in sorted(cores.items())]
+
+
+# ---- devices -------------------------------------------------------------------------------------
+#
+# The places of this process's devices, looked up once each.
 
 _log = get_logger(__name__)
 

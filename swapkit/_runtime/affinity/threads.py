@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from swapkit._runtime.torch_compat.fork_locks import make_fork_lock
+from swapkit._runtime.torch_compat.isolation import make_fork_lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

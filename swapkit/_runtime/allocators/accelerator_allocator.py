@@ -10,9 +10,8 @@ import torch
 
 from swapkit._runtime.allocators.installed_pool import PoolInstallation
 from swapkit._runtime.allocators.lifetimes import process_lifetimes
-from swapkit._runtime.allocators.process_limit import ProcessLimit
-from swapkit._runtime.allocators.torch_allocator import NativeInstallation
-from swapkit._runtime.allocators.torch_statistics import repair_statistics
+from swapkit._runtime.allocators.limits import ProcessLimit
+from swapkit._runtime.allocators.torch_allocator import NativeInstallation, repair_statistics
 from swapkit._runtime.torch_compat.accelerators import CUDA
 from swapkit._runtime.torch_compat.internals import C
 from swapkit.config.allocator_settings import read_allocator_settings

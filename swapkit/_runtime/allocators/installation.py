@@ -10,7 +10,7 @@ import torch
 from swapkit._runtime.allocators.accelerator_allocator import AcceleratorAllocator
 from swapkit._runtime.allocators.installed_pool import PoolInstallation
 from swapkit._runtime.allocators.lifetimes import process_lifetimes
-from swapkit._runtime.allocators.process_limit import ProcessLimit
+from swapkit._runtime.allocators.limits import ProcessLimit
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.saved.device import CPU, TYPES
 from swapkit._runtime.torch_compat.accelerators import (

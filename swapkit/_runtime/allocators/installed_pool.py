@@ -20,11 +20,9 @@ from typing_extensions import TypeVar
 from swapkit._native.entry import AllocatorEntry
 from swapkit._native.lib import failure_text
 from swapkit._native.pool import BlockState, Pool
-from swapkit._runtime.allocators.advice import advise_here
-from swapkit._runtime.allocators.memory_holders import find_holders
+from swapkit._runtime.allocators.memory_holders import advise_here, find_holders
 from swapkit._runtime.allocators.pool_layout import PoolLayout
-from swapkit._runtime.model.device_mesh import describe_rank
-from swapkit._runtime.model.node_ranks import share_of_node
+from swapkit._runtime.model.ranks import describe_rank, share_of_node
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.process.undo import raise_first
 from swapkit._runtime.saved.device import CPU

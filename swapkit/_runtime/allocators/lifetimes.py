@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from swapkit._native.lives import TAG_OPTIMIZER, LivesMode
+from swapkit._native.layout import TAG_OPTIMIZER, LivesMode
 from swapkit._native.pool import RingKind, set_tag
 from swapkit._runtime.model.step_counter import OPTIMIZER_STEP, StepCounter
 from swapkit._runtime.model.tracker import NO_MODULE

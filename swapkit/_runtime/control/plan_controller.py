@@ -16,26 +16,30 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from swapkit._runtime.control.first_events import FirstEvent
 from swapkit._runtime.control.plan_following import Following
 from swapkit._runtime.control.plan_maker import PlanMaker
 from swapkit._runtime.control.plan_status import PlanStatus, describe_learner
-from swapkit._runtime.control.step_forwards import ForwardBypass, Forwards
-from swapkit._runtime.control.step_recording import StepRecording, find_setting, take_trace
-from swapkit._runtime.control.step_times import StepClock, StepTimes
-from swapkit._runtime.execution.plan_checks import check_fit, find_form, is_heavier, pace, sign
+from swapkit._runtime.control.steps import (
+    FirstEvent,
+    ForwardBypass,
+    Forwards,
+    StepClock,
+    StepRecording,
+    StepTimes,
+    find_setting,
+    take_trace,
+)
+from swapkit._runtime.execution.plan_compiler import check_fit, find_form, is_heavier, pace, sign
 from swapkit._runtime.execution.plan_executor import NO_REPORT
 from swapkit._runtime.model import global_hooks
-from swapkit._runtime.model.model_parts import find_called
-from swapkit._runtime.model.weak_models import find_weakly
+from swapkit._runtime.model.tracker import find_called, find_weakly
 from swapkit._runtime.process.undo import Undo, raise_first
-from swapkit._runtime.saved.lent_hooks import Lending
+from swapkit._runtime.saved.hooks import Lending
 from swapkit._runtime.thread_state import thread_state
 from swapkit._runtime.torch_compat.dispatch_modes import can_stay, drop_left
 from swapkit._runtime.torch_compat.internals import tracing_state
-from swapkit.planning.selection.cases import Stage
+from swapkit.planning.selection.cases import Instruction, Outcome, Stage, StepMode, Timing
 from swapkit.planning.selection.learner import STRANGE
-from swapkit.planning.selection.outcomes import Instruction, Outcome, StepMode, Timing
 from swapkit.texts import get_logger
 
 if TYPE_CHECKING:
@@ -195,7 +199,7 @@ class PlanController:
     def _is_innermost(self) -> bool:
         """Whether this session is the innermost one of this thread.
 
-        On a thread without a session: whether its forward began the step (`saved/lent_hooks.py`).
+        On a thread without a session: whether its forward began the step (`saved/hooks.py`).
         """
         stack = thread_state.sessions
         innermost = stack[-1:]  # one read: another thread may end a session meanwhile

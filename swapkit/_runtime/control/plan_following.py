@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from swapkit._runtime.saved.swapper import Swapper
-    from swapkit.planning.selection.outcomes import Instruction
+    from swapkit.planning.selection.cases import Instruction
 
 
 class Following:

@@ -7,12 +7,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from swapkit._runtime.control.rank_agreement import join_ranks
-from swapkit._runtime.control.rank_likeness import describe_step, describe_weakly
+from swapkit._runtime.control.rank_meetings import describe_step, describe_weakly
+from swapkit._runtime.control.rank_switch import join_ranks
 from swapkit._runtime.control.resharding import AUTO, Resharding
-from swapkit._runtime.control.stage_plans import StagePlans
+from swapkit._runtime.control.stages import StagePlans
 from swapkit._runtime.machine.measured_machine import measure_machine
-from swapkit._runtime.model.node_ranks import count_ranks, name_ranks
+from swapkit._runtime.model.ranks import count_ranks, name_ranks
 from swapkit._runtime.model.sharded_modules import find_sharded
 from swapkit.errors import InfeasibleBudget, OverBudget
 from swapkit.planning.beside import ThreadJob, is_at_once
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from swapkit._runtime.control.rank_agreement import Ranks
+    from swapkit._runtime.control.rank_switch import Ranks
     from swapkit._runtime.control.session_config import SessionConfig
     from swapkit._runtime.saved.device import Device
     from swapkit.ir.machines import Machine

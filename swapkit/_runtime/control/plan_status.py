@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from swapkit._runtime.execution.plan_checks import pace
+from swapkit._runtime.execution.plan_compiler import pace
 from swapkit.ir.plans import Action
 from swapkit.ir.traces import BEFORE
 from swapkit.planning.selection.cases import (

@@ -23,9 +23,8 @@ import torch
 import torch.distributed
 
 from swapkit._native.lib import defer_interruption, forget_interruption
-from swapkit._runtime.control import store_threads
-from swapkit._runtime.control.rank_groups import OnePerGroup
-from swapkit._runtime.control.shared_store import parse_said
+from swapkit._runtime.control import rank_store
+from swapkit._runtime.control.rank_store import OnePerGroup, parse_said
 from swapkit._runtime.torch_compat.internals import connect_again
 from swapkit._runtime.torch_compat.process_groups import end_collectives
 from swapkit.errors import InvalidDocument, RankOutOfMemory, SwapkitError
@@ -211,7 +210,7 @@ class RankAlarm:
 
 
 def _run(target: Callable[..., None], *args: object) -> None:
-    store_threads.start(target, *args, name="swapkit-alarm")
+    rank_store.start(target, *args, name="swapkit-alarm")
 
 
 @atexit.register  # later than `store_threads`, so it runs first

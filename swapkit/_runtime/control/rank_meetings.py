@@ -1,20 +1,8 @@
-"""Meeting places: they match sessions of several ranks, even if some ranks have other sessions.
-
-Each rank lists its open sessions in the store: for each its *parts* (a text that says what it
-trains), its place, and the round in which it speaks there. Sessions with the same parts meet at
-places of their own. Those that are open at the same time use different places, in the order in
-which they first speak. So sessions of other parts, and sessions that never speak, do not matter to
-where a session meets.
-
-Sessions meet in rounds. A round is over once all ranks have spoken in it, except for those whose
-lists show that they will not. It is also over once a session that spoke in it ended before that.
-The first rank to write the outcome to the store decides it (which ranks have spoken, or `LEFT`),
-and the outcome never changes. So all ranks pass through the same rounds: a session that only some
-ranks have uses up one round, and the sessions after it meet in the next.
-"""
+"""Which ranks have what in common, and the meeting places of their sessions."""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import threading
@@ -23,16 +11,102 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from swapkit._runtime.control.rank_groups import OnePerGroup
-from swapkit._runtime.control.shared_store import SharedStore, parse_said
+from torch.nn.parameter import is_lazy
+
+from swapkit._runtime.control.rank_store import OnePerGroup, SharedStore, parse_said
+from swapkit._runtime.model.tracker import find_weakly
 from swapkit.errors import InvalidDocument
 from swapkit.texts import get_logger
 from swapkit.units import show
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    import torch
 
     from swapkit._runtime.torch_compat.internals import Store
+    from swapkit.ir.traces import Trace
+
+# ---- rank likeness -------------------------------------------------------------------------------
+#
+# What ranks have in common: texts that are equal on ranks that do the same.
+
+
+def describe_parts(
+    model: torch.nn.Module | None, optimizers: Iterable[torch.optim.Optimizer]
+) -> str:
+    """Return a digest of what a session trains: classes, names and shapes of parameters.
+
+    It is equal on replicas, and on ranks with shards of the same parameters, whatever other
+    sessions each rank has.
+    """
+    return _digest(_list_parts(model, optimizers))
+
+
+def describe_weakly(
+    model: torch.nn.Module | None, optimizers: Iterable[torch.optim.Optimizer]
+) -> Callable[[], str]:
+    """Return a function that does `describe_parts` for those that still exist then."""
+    find_model, known = find_weakly(model), [weakref.ref(each) for each in optimizers]
+
+    def describe() -> str:
+        return describe_parts(find_model(), [each for find in known if (each := find())])
+
+    return describe
+
+
+def _list_parts(
+    model: torch.nn.Module | None, optimizers: Iterable[torch.optim.Optimizer]
+) -> Iterator[str]:
+    if model is not None:
+        yield type(model).__qualname__
+        for name, parameter in model.named_parameters():
+            yield f"{name} {_describe(parameter)}"
+    for optimizer in optimizers:
+        yield type(optimizer).__qualname__
+        for group in optimizer.param_groups:
+            yield " ".join(map(_describe, group["params"]))
+
+
+def _describe(parameter: torch.Tensor) -> str:
+    shape = "" if is_lazy(parameter) else str(tuple(parameter.shape))
+    return f"{parameter.dtype} {shape}"
+
+
+def describe_step(trace: Trace) -> str:
+    """Return a digest of what autograd saves and uses in a recorded step, in order.
+
+    A plan decides about that. Operators do not count: those of the first steps differ, in which
+    optimizers make their states and DDP sorts its buckets.
+    """
+    storages = trace.storages
+    events = (
+        f"{event.kind.value} "
+        + ("" if event.storage is None else f"{storages[event.storage].nbytes}")
+        for event in trace.events
+    )
+    return _digest(events)
+
+
+def _digest(lines: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+# ---- rank meetings -------------------------------------------------------------------------------
+#
+# Meeting places: they match sessions of several ranks, even if some ranks have other sessions.
+#
+# Each rank lists its open sessions in the store: for each its *parts* (a text that says what it
+# trains), its place, and the round in which it speaks there. Sessions with the same parts meet at
+# places of their own. Those that are open at the same time use different places, in the order in
+# which they first speak. So sessions of other parts, and sessions that never speak, do not matter
+# to where a session meets.
+#
+# Sessions meet in rounds. A round is over once all ranks have spoken in it, except for those whose
+# lists show that they will not. It is also over once a session that spoke in it ended before that.
+# The first rank to write the outcome to the store decides it (which ranks have spoken, or `LEFT`),
+# and the outcome never changes. So all ranks pass through the same rounds: a session that only some
+# ranks have uses up one round, and the sessions after it meet in the next.
 
 _log = get_logger(__name__)
 LEFT = "left"  # the outcome of a round that a session has left

@@ -31,8 +31,7 @@ from swapkit.texts import get_logger
 from swapkit.units import show
 
 if TYPE_CHECKING:
-    from swapkit._runtime.control.rank_agreement import Ranks
-    from swapkit._runtime.control.rank_switch import Proposal
+    from swapkit._runtime.control.rank_switch import Proposal, Ranks
     from swapkit.ir.machines import Machine
     from swapkit.ir.traces import Trace
     from swapkit.planning.resharding import KeptWeights

@@ -12,12 +12,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from swapkit._runtime.execution.plan_compiler import compile_plan
-from swapkit._runtime.execution.planned_recomputation import PlannedRepetition, Repetitions
-from swapkit._runtime.execution.wait_filling import WaitFiller, find_early
+from swapkit._runtime.execution.planned_recomputation import (
+    PlannedRepetition,
+    Repetitions,
+    WaitFiller,
+    find_early,
+)
 from swapkit._runtime.model import global_hooks, hook_bypass
-from swapkit._runtime.model.weak_models import find_weakly
+from swapkit._runtime.model.tracker import find_weakly
 from swapkit._runtime.process.captures import capture_table
-from swapkit._runtime.saved.byte_curve import Curve
+from swapkit._runtime.saved.device import Curve
 from swapkit._runtime.torch_compat.isolation import untraced
 from swapkit.errors import SessionError
 from swapkit.ir.traces import EventKind

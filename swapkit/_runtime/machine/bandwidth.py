@@ -20,9 +20,9 @@ from swapkit._runtime.machine.copy_bursts import (
     BurstIn,
     BurstOut,
     Lanes,
+    make_bench,
 )
-from swapkit._runtime.machine.overlap import make_bench
-from swapkit._runtime.saved.limits import Limits
+from swapkit._runtime.saved.device import Limits
 from swapkit.errors import DiskError
 from swapkit.ir.plans import Tier
 from swapkit.units import format_bytes
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from swapkit._runtime.machine.copy_bursts import Burst
-    from swapkit._runtime.machine.overlap import Bench, Sample
+    from swapkit._runtime.machine.copy_bursts import Bench, Burst, Sample
     from swapkit._runtime.saved.device import Device
 
 MOST_BYTES = 16 << 20  # per copy

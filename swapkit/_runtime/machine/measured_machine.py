@@ -20,8 +20,14 @@ import torch
 
 from swapkit._runtime.machine.bandwidth import measure_disk, measure_speeds
 from swapkit._runtime.saved.device import CPU
-from swapkit._runtime.shim.own_files import FILE_MODE, name_of, open_own
-from swapkit._runtime.shim.user_cache import alone, cache_folder, find_cached
+from swapkit._runtime.shim.build import (
+    FILE_MODE,
+    alone,
+    cache_folder,
+    find_cached,
+    name_of,
+    open_own,
+)
 from swapkit._runtime.torch_compat.accelerators import ACCELERATORS
 from swapkit._runtime.torch_compat.isolation import hidden
 from swapkit.errors import InvalidDocument
@@ -31,8 +37,7 @@ from swapkit.reporting.machines import summarize_machine
 from swapkit.texts import get_logger
 
 if TYPE_CHECKING:
-    from swapkit._runtime.saved.device import Device
-    from swapkit._runtime.saved.limits import Limits
+    from swapkit._runtime.saved.device import Device, Limits
 
 _log = get_logger(__name__)
 

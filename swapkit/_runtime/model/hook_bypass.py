@@ -25,12 +25,12 @@ from torch.optim.optimizer import (
 )
 
 from swapkit._runtime.torch_compat import thread_stacks as threads
-from swapkit._runtime.torch_compat.compiled_code import has_compiled
 from swapkit._runtime.torch_compat.internals import (
     MODULE_CALL,
     MODULE_HOOK_TABLES,
     module_hooks,
 )
+from swapkit._runtime.torch_compat.isolation import has_compiled
 
 if TYPE_CHECKING:
     from collections import OrderedDict

@@ -28,9 +28,8 @@ import weakref
 from typing import TYPE_CHECKING
 
 from swapkit._runtime.model import global_hooks
-from swapkit._runtime.model.listeners import running_steps
-from swapkit._runtime.model.tracker import NO_MODULE
-from swapkit._runtime.model.weak_models import find_weakly
+from swapkit._runtime.model.global_hooks import running_steps
+from swapkit._runtime.model.tracker import NO_MODULE, find_weakly
 from swapkit._runtime.torch_compat.internals import (
     NO_TASK,
     current_node,

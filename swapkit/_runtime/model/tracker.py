@@ -1,33 +1,262 @@
-"""Tracking of running modules: names for saved tensors and for memory holders.
-
-While a tracker is on, it listens to every module's forward on all threads. It keeps a stack of
-modules per thread and labels the blocks that the thread allocates with the module's tag. A module's
-name is its path in the model it was first seen in; a shared module keeps its first path.
-"""
+"""The module that runs on a thread, and the names of modules and of a model's parts."""
 
 from __future__ import annotations
 
 import enum
+import itertools
 import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from collections import Counter
+from typing import TYPE_CHECKING, Protocol
 
-from swapkit._native.lives import TAG_BACKWARD, TAG_OPTIMIZER
+import torch
+
+from swapkit._native.layout import TAG_BACKWARD, TAG_OPTIMIZER
 from swapkit._native.pool import set_tag
 from swapkit._runtime.model import global_hooks, hook_bypass
-from swapkit._runtime.model.module_stack import ModuleStack
-from swapkit._runtime.torch_compat.fork_locks import make_fork_lock
-from swapkit._runtime.torch_compat.internals import buffers_of, parameters_of, storage_address
-from swapkit._runtime.torch_compat.plain_tensors import is_plain
-from swapkit._runtime.torch_compat.wrappers import tensors_inside
+from swapkit._runtime.torch_compat.internals import (
+    buffers_of,
+    parameters_of,
+    storage_address,
+    submodules_of,
+)
+from swapkit._runtime.torch_compat.isolation import make_fork_lock
+from swapkit._runtime.torch_compat.wrappers import is_plain, tensors_inside
+from swapkit.errors import InvalidArgument
+from swapkit.units import show
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    import torch
+# ---- weak models ---------------------------------------------------------------------------------
+#
+# Weak references to a model that may not have been given.
 
-    from swapkit._runtime.model.module_stack import RunningOperator, Sites
+
+def find_weakly(model: torch.nn.Module | None) -> Callable[[], torch.nn.Module | None]:
+    """Return a function that returns the model, or None once the model is gone."""
+    return _find_none if model is None else weakref.ref(model)
+
+
+def _find_none() -> None:
+    """Return None: no model was given."""
+
+
+# ---- module stack --------------------------------------------------------------------------------
+#
+# The stack of a thread's running modules, and of kernels that run as if they were modules.
+#
+# Threads: each uses its own stack; no lock is needed.
+
+
+class Sites(Protocol):
+    """Finds the save sites inside a call that bypasses the hooks (see `hook_bypass.py`)."""
+
+    needs_modules: bool  # set if a user on the thread needs all modules after all
+
+    def find_site(self) -> tuple[int, int] | None:
+        """Return the site of the current save; None: unknown."""
+
+    def set_blind(self, *, is_blind: bool) -> None:
+        """Set whether `find_site` gives the sites of this thread's saves."""
+
+
+class _BypassedCall:
+    """Replaces the module calls inside a bypassing call, which are not tracked."""
+
+    __slots__ = ("depth", "saves", "sites")
+
+    def __init__(self, depth: int, sites: Sites) -> None:
+        self.depth = depth  # of the stack of tracked modules
+        self.sites = sites
+        self.saves: Counter[int] = Counter()  # so far, by module
+
+
+class RunningOperator:
+    """A kernel among the running modules of its thread. Made by `ModuleTracker.enter_operator`."""
+
+    __slots__ = ("position", "tag")
+
+    def __init__(self, tag: int, position: int) -> None:
+        """Create it with its tag and its index in the thread's stack."""
+        self.tag = tag
+        self.position = position
+
+
+class ModuleStack:
+    """Tags of the modules whose forward is running on a thread, outermost first."""
+
+    __slots__ = ("bypass", "operators", "period", "saves", "step", "tags")
+
+    def __init__(self) -> None:
+        """Create an empty stack."""
+        self.tags: list[int] = []
+        self.operators: list[RunningOperator] = []  # those of `tags` that are no modules
+        self.saves: list[int] = [0]  # so far, in each of them; outside modules first
+        self.bypass: _BypassedCall | None = None
+        self.period = 0
+        self.step = 0
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether the innermost module may be an untracked one."""
+        return self.bypass is not None and self.bypass.depth == len(self.tags)
+
+    def begin_bypass(self, sites: Sites) -> None:
+        """Stop tracking modules until the innermost one ends."""
+        self.bypass = _BypassedCall(len(self.tags), sites)
+        sites.set_blind(is_blind=True)
+
+    def end_bypass(self) -> None:
+        """Track modules again."""
+        if self.bypass is not None:
+            self.bypass.sites.set_blind(is_blind=False)
+            self.bypass = None
+
+    def enter(self, tag: int) -> None:
+        """Push a module that begins."""
+        if self.is_blind and self.bypass is not None:
+            self.bypass.sites.set_blind(is_blind=False)
+        self.tags.append(tag)
+        self.saves.append(0)
+
+    def leave(self) -> None:
+        """Pop the innermost module, unless tracking began inside it, and operators left inside."""
+        depth = len(self.tags) - 1
+        while self.operators and self.operators[-1].position == depth:
+            self.operators.pop()
+            depth -= 1
+        depth = max(0, depth)
+        del self.tags[depth:], self.saves[depth + 1 :]
+        self._note_end()
+
+    def enter_operator(self, tag: int) -> RunningOperator:
+        """Push an operator that begins."""
+        operator = RunningOperator(tag, len(self.tags))
+        self.enter(tag)
+        self.operators.append(operator)
+        return operator
+
+    def leave_operator(self, operator: RunningOperator) -> bool:
+        """Remove an operator if it is there; return whether it was the innermost entry."""
+        if operator not in self.operators:
+            return False
+        at = self.operators.index(operator)
+        for inner in self.operators[at + 1 :]:
+            inner.position -= 1
+        position = operator.position
+        del self.operators[at], self.tags[position], self.saves[position + 1]
+        if self.bypass is not None and position + 1 == self.bypass.depth:
+            self.end_bypass()
+        elif self.bypass is not None and position < self.bypass.depth:
+            self.bypass.depth -= 1
+        self._note_end()
+        return position == len(self.tags)
+
+    def _note_end(self) -> None:
+        """Adapt the bypass after an entry was removed."""
+        if self.bypass is not None and len(self.tags) < self.bypass.depth:
+            self.end_bypass()
+        elif self.is_blind and self.bypass is not None:
+            self.bypass.sites.set_blind(is_blind=True)
+
+
+# ---- model parts ---------------------------------------------------------------------------------
+#
+# Models of several parts: each is called by itself, as torchtitan's parts or a stage's chunks.
+#
+# A list of parts becomes one module that is never called and whose children are the parts. It names
+# them by their numbers (`0.layers.1`), and the parts do not refer to it. A `ModuleList` that a user
+# passes as the model is the same.
+
+
+class ModelParts(torch.nn.ModuleList):
+    """The parts that a user passed as a list."""
+
+
+def gather_parts(model: object) -> torch.nn.Module | None:
+    """Return the model that a user passed: a module, None, or a list of parts as one module.
+
+    Raises:
+        InvalidArgument: it is none of these, or a part is inside another one.
+    """
+    if model is None or isinstance(model, torch.nn.Module):
+        return model
+    parts = list(model) if isinstance(model, (list, tuple)) else []
+    shown = _show_kinds(parts) if parts else show(model)
+    if not parts or not all(isinstance(each, torch.nn.Module) for each in parts):
+        raise InvalidArgument(
+            f"model={shown}: expected a torch.nn.Module, or a list of a model's parts"
+        )
+    inside = _find_inside(parts)
+    if inside is not None:
+        inner, outer = inside
+        raise InvalidArgument(
+            f"model={shown}: part {inner} is inside part {outer}. Pass each part once"
+        )
+    return parts[0] if len(parts) == 1 else ModelParts(parts)
+
+
+def _find_inside(parts: list[torch.nn.Module]) -> tuple[int, int] | None:
+    """Return the numbers of a part and of another one that it is inside of; None: there is none."""
+    pairs = itertools.permutations(range(len(parts)), 2)
+    found = (pair for pair in pairs if _is_inside(parts[pair[0]], parts[pair[1]]))
+    return next(found, None)
+
+
+def _is_inside(inner: torch.nn.Module, outer: torch.nn.Module) -> bool:
+    return any(each is inner for each in outer.modules())
+
+
+def _show_kinds(parts: list[object]) -> str:
+    return f"[{', '.join(type(each).__name__ for each in parts)}]"
+
+
+def runs(module: torch.nn.Module) -> bool:
+    """Return whether a module has a forward; lists of modules have none."""
+    # The class first, which is fast. Then the instance: a compiled module has its own `forward`.
+    absent = torch.nn.Module.forward
+    return (
+        type(module).forward is not absent or getattr(module.forward, "__func__", 0) is not absent
+    )
+
+
+def find_called(module: torch.nn.Module, model: torch.nn.Module | None) -> torch.nn.Module | None:
+    """Return the part of the model that is called if `module` is, also in its compiled form.
+
+    A model that is called itself is its only part. None: `module` is another one, or `model` is
+    None, because it is gone.
+    """
+    if module is model or model is None:
+        return model
+    if not runs(model):
+        for part in submodules_of(model).values():
+            called = None if part is None else find_called(module, part)
+            if called is not None:
+                return called
+        return None
+    is_compiled = type(module).__name__ == "OptimizedModule"
+    return model if is_compiled and getattr(module, "_orig_mod", None) is model else None
+
+
+def parts_of(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Yield the modules that are called: the model, or the parts of one that is not."""
+    if runs(model):
+        yield model
+        return
+    for part in submodules_of(model).values():
+        if part is not None:
+            yield from parts_of(part)
+
+
+# ---- tracker -------------------------------------------------------------------------------------
+#
+# Tracking of running modules: names for saved tensors and for memory holders.
+#
+# While a tracker is on, it listens to every module's forward on all threads. It keeps a stack of
+# modules per thread and labels the blocks that the thread allocates with the module's tag. A
+# module's name is its path in the model it was first seen in; a shared module keeps its first path.
 
 NO_MODULE = 0
 # Added to a module's tag for allocations in its backward.

@@ -27,7 +27,7 @@ from swapkit._runtime.torch_compat.internals import (
     simple_registry,
     storage_address,
 )
-from swapkit._runtime.torch_compat.plain_tensors import is_plain
+from swapkit._runtime.torch_compat.wrappers import is_plain
 from swapkit.ir.traces import COMMUNICATION
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from swapkit._runtime.torch_compat.internals import (
     weak_storage,
 )
 from swapkit._runtime.torch_compat.isolation import hidden, unseen, untraced
-from swapkit._runtime.torch_compat.plain_tensors import has_bytes
+from swapkit._runtime.torch_compat.wrappers import has_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -1,33 +1,19 @@
-"""Optimizer states that stay on the host between steps.
-
-The optimizer is not patched. A step pre-hook replaces `optimizer.param_groups` with our own list of
-the same groups. Only the code of `step` itself sees a difference: when `step` iterates over the
-groups, it gets each group in *chunks*. A chunk has the group's hyperparameters and some of its
-parameters, whose states are on the device by then. While the step processes a chunk, the next one
-is copied in and the previous one is copied out. Hooks, closures, schedulers and scalers see one
-step and the original groups.
-
-This is correct for optimizers that update each parameter independently, as all of `torch.optim`
-except LBFGS do. For any other optimizer, all states are copied in before the step and copied out
-after it: the results are equally correct, but the device holds all states during the step.
-"""
+"""Optimizer states that stay on the host between steps, and come chunk by chunk."""
 
 from __future__ import annotations
 
 import inspect
 import sys
 import weakref
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from swapkit._native.lib import raise_interruption
-from swapkit._runtime.model.listeners import running_steps
-from swapkit._runtime.optimizer.chunks import Chunk, Group, divide, take_over
-from swapkit._runtime.optimizer.state_dicts import report_places
-from swapkit._runtime.optimizer.state_mover import StateMover
-from swapkit._runtime.optimizer.state_places import StatePlaces, find_places, find_states
-from swapkit._runtime.optimizer.state_slots import find_slots, local_part
+from swapkit._runtime.model.global_hooks import running_steps
+from swapkit._runtime.optimizer.state_mover import StateMover, StatePlaces, find_places, find_states
+from swapkit._runtime.optimizer.state_slots import find_slots, is_sharded, local_part
 from swapkit._runtime.saved.device import CPU
 from swapkit._runtime.thread_state import tries_memory
 from swapkit._runtime.torch_compat.internals import step_pre_hooks_of
@@ -41,6 +27,103 @@ if TYPE_CHECKING:
 
     from swapkit._runtime.optimizer.state_mover import Arrival, Executor
     from swapkit._runtime.optimizer.state_slots import Slot
+
+# ---- chunks --------------------------------------------------------------------------------------
+#
+# Chunks of an optimizer's groups: the parameters whose states are on the device together.
+
+Group = dict[str, Any]
+_ABSENT = object()
+
+
+@dataclass(slots=True, kw_only=True)
+class Chunk:
+    """Some parameters of one group, in the group's order."""
+
+    group: Group
+    params: list[torch.Tensor] = field(default_factory=list)
+    nbytes: int = 0  # of their states that are on the device during the step
+
+
+def divide(group: Group, sizes: list[int], chunk_bytes: int) -> list[Chunk]:
+    """Return the chunks of one group, at least one. `sizes`: bytes of states per parameter."""
+    params = group["params"]
+    if len({id(param) for param in params}) < len(params):
+        # Keep the group whole: the step updates a parameter listed twice two times in a row.
+        return [Chunk(group=group, params=params, nbytes=sum(sizes))]
+    chunks = [Chunk(group=group)]
+    for param, nbytes in zip(params, sizes, strict=True):
+        if chunks[-1].nbytes and chunks[-1].nbytes + nbytes > chunk_bytes:
+            chunks.append(Chunk(group=group))
+        chunks[-1].params.append(param)
+        chunks[-1].nbytes += nbytes
+    return chunks
+
+
+def take_over(given: Group, group: Group) -> None:
+    """Copy entries that a step changed in the group it was given to the original group."""
+    for key, value in given.items():
+        if key != "params" and group.get(key, _ABSENT) is not value:
+            group[key] = value
+
+
+# ---- state dicts ---------------------------------------------------------------------------------
+#
+# State dicts of optimizers whose states are on the host.
+#
+# A plain state on the host is a CPU tensor, and needs no help. A DTensor whose shard is on the host
+# still reports the device of its mesh (`state_slots.py`). Code that moves it there, such as
+# `torch.distributed.checkpoint` for full state dicts, would not move the shard. So a state dict has
+# another DTensor of the same shard that reports the CPU, as the states of FSDP2's
+# `CPUOffloadPolicy`.
+
+StateDict = dict[str, Any]
+
+
+def report_places(_optimizer: torch.optim.Optimizer, state_dict: StateDict) -> StateDict:
+    """Replace DTensors that report another device than their shard's: a state dict's post-hook.
+
+    The optimizer's own states are unchanged. A shard is shared, not copied.
+    """
+    states = state_dict["state"]
+    if not any(map(_misreports, _values_of(states))):
+        return state_dict
+    return {**state_dict, "state": {key: _report(state) for key, state in states.items()}}
+
+
+def _values_of(states: dict[object, object]) -> list[object]:
+    dicts = [state for state in states.values() if isinstance(state, dict)]
+    return [value for state in dicts for value in state.values()]
+
+
+def _misreports(value: Any) -> bool:  # noqa: ANN401 - a tensor or another value
+    return is_sharded(value) and value.device != local_part(value).device
+
+
+def _report(value: Any) -> Any:  # noqa: ANN401 - of the same kind
+    if isinstance(value, dict):
+        return {key: _report(each) for key, each in value.items()}
+    if not _misreports(value):
+        return value
+    names, context = value.__tensor_flatten__()
+    parts = {name: getattr(value, name) for name in names}
+    return type(value).__tensor_unflatten__(parts, context, value.shape, value.stride())
+
+
+# ---- chunked step --------------------------------------------------------------------------------
+#
+# Optimizer states that stay on the host between steps.
+#
+# The optimizer is not patched. A step pre-hook replaces `optimizer.param_groups` with our own list
+# of the same groups. Only the code of `step` itself sees a difference: when `step` iterates over
+# the groups, it gets each group in *chunks*. A chunk has the group's hyperparameters and some of
+# its parameters, whose states are on the device by then. While the step processes a chunk, the next
+# one is copied in and the previous one is copied out. Hooks, closures, schedulers and scalers see
+# one step and the original groups.
+#
+# This is correct for optimizers that update each parameter independently, as all of `torch.optim`
+# except LBFGS do. For any other optimizer, all states are copied in before the step and copied out
+# after it: the results are equally correct, but the device holds all states during the step.
 
 _log = get_logger(__name__)
 _Method = TypeVar("_Method", bound="Callable[..., None]")

@@ -16,8 +16,7 @@ from swapkit._runtime.torch_compat.isolation import untraced
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from swapkit._runtime.model.module_stack import RunningOperator
-    from swapkit._runtime.model.tracker import ModuleTracker
+    from swapkit._runtime.model.tracker import ModuleTracker, RunningOperator
     from swapkit._runtime.saved.device import Device
     from swapkit._runtime.saved.swapper import Swapper
     from swapkit._runtime.shim.library import Shim

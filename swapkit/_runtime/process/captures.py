@@ -17,7 +17,7 @@ import torch
 
 from swapkit._runtime.operators.effects import effects_of
 from swapkit._runtime.operators.names import matches, names_known
-from swapkit._runtime.operators.random_states import may_be_random
+from swapkit._runtime.operators.settings import may_be_random
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.torch_compat.internals import (
     all_operator_names,

@@ -12,14 +12,16 @@ import torch
 from swapkit._native.backend import ANY_NODE, NUMA_NODES, Backend, Pages
 from swapkit._runtime.affinity.devices import DevicePlaces
 from swapkit._runtime.process.announced_kernels import AnnouncedKernels
-from swapkit._runtime.saved.device import CPU, TYPES, Device
+from swapkit._runtime.saved.device import CPU, TYPES, Device, SharedState
 from swapkit._runtime.saved.eviction import NO_BUDGET, EvictionTerms
-from swapkit._runtime.saved.shared import SharedState
 from swapkit._runtime.saved.swapper import Swapper
 from swapkit._runtime.thread_state import thread_state
-from swapkit._runtime.torch_compat.accelerators import NPU, initialized_accelerator
-from swapkit._runtime.torch_compat.npu import check_storage_layout
-from swapkit._runtime.torch_compat.saved_leaves import give_leaves_back
+from swapkit._runtime.torch_compat.accelerators import (
+    NPU,
+    check_storage_layout,
+    initialized_accelerator,
+)
+from swapkit._runtime.torch_compat.wrappers import give_leaves_back
 from swapkit.config.allocator_settings import read_allocator_settings
 from swapkit.config.environment import apply_log_level, read_environment
 

@@ -1,32 +1,15 @@
-"""Captured regions: the function runs once; backward runs its operators again, one by one.
-
-While a region runs, the shim captures each repeatable operator as it runs
-(`shim/cpp/recompute/regions.hpp`). Saved results of these operators are recomputed from the
-captures. So the function itself and its side effects run once. Results that cannot be recomputed
-are kept.
-
-In a session or a recorded step, two kinds of tensors go to the hooks that count events: saved
-tensors that the region has not made, and operands of recomputed operators. So they move like other
-saved tensors, and later steps have the events of the recorded step. A recomputation is no event; a
-recorder sees it as a part of backward.
-
-Capture does not suit every function. Kernels that torch does not see may write to memory. Where
-much is kept, running the whole function again needs less memory. So the first run of a function,
-for each kind of arguments, is checked (`operators/evidence.py`) and drops nothing before its end.
-The finding holds for later runs: they are captured, or run twice, as in torch's checkpoint, or keep
-everything. A function that changes what is outside of it (`surroundings.py`) never runs twice. A
-warning says what is not as usual.
-"""
+"""Captured regions: the function runs once; backward runs its operators again, one by one."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from swapkit._runtime.operators.evidence import Evidence
-from swapkit._runtime.process.captures import numbers_of, see_everything
+from swapkit._runtime.process.captures import numbers_of, see_everything, see_fills
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.process.scopes import default_placement, innermost_placement
 from swapkit._runtime.recompute.region_findings import (
@@ -41,17 +24,74 @@ from swapkit._runtime.recompute.surroundings import Surroundings
 from swapkit._runtime.recompute.watchers.watcher import check_operators
 from swapkit._runtime.saved.hooks import Hooks, around_region
 from swapkit._runtime.torch_compat.dispatch_modes import has_foreign_mode
-from swapkit._runtime.torch_compat.internals import graph_task
-from swapkit._runtime.torch_compat.isolation import untraced, untraced_itself
+from swapkit._runtime.torch_compat.internals import graph_task, top_hooks
+from swapkit._runtime.torch_compat.isolation import hidden, untraced, untraced_itself
 from swapkit.ir.plans import Action
 from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from swapkit._runtime.saved.hooks import Around
     from swapkit.registry import Recompute
 
+# ---- fills ---------------------------------------------------------------------------------------
+#
+# Tensors that operators fill after autograd has saved them, such as the noise of `rrelu`.
+#
+# Torch's checkpoint stops a second run at the last saved tensor, which would then stay unfilled.
+
+
+class Fills:
+    """Tracks whether a region's first run filled saved tensors; then a rerun must go to its end."""
+
+    def __init__(self) -> None:
+        """Start before the first run."""
+        self._must_end = False
+
+    @contextlib.contextmanager
+    @untraced
+    def noting(self) -> Iterator[None]:
+        """Note whether the first run fills saved tensors."""
+        shim = get_runtime().shim
+        see_fills(shim.operators_known())
+        before = shim.fills_run()
+        yield
+        self._must_end = shim.fills_run() != before
+
+    @contextlib.contextmanager
+    @untraced
+    def ending(self) -> Iterator[None]:
+        """Save a dummy tensor at the end of a run, so that torch does not stop it earlier."""
+        pair = top_hooks(True)  # noqa: FBT003
+        assert pair is not None  # torch's checkpoint has pushed its own pair
+        yield
+        if self._must_end:
+            with hidden():
+                nothing = torch.empty(0)
+            pair[0](nothing)
+
+
+# ---- captured ------------------------------------------------------------------------------------
+#
+# Captured regions: the function runs once; backward runs its operators again, one by one.
+#
+# While a region runs, the shim captures each repeatable operator as it runs
+# (`shim/cpp/recompute/regions.hpp`). Saved results of these operators are recomputed from the
+# captures. So the function itself and its side effects run once. Results that cannot be recomputed
+# are kept.
+#
+# In a session or a recorded step, two kinds of tensors go to the hooks that count events: saved
+# tensors that the region has not made, and operands of recomputed operators. So they move like
+# other saved tensors, and later steps have the events of the recorded step. A recomputation is no
+# event; a recorder sees it as a part of backward.
+#
+# Capture does not suit every function. Kernels that torch does not see may write to memory. Where
+# much is kept, running the whole function again needs less memory. So the first run of a function,
+# for each kind of arguments, is checked (`operators/evidence.py`) and drops nothing before its end.
+# The finding holds for later runs: they are captured, or run twice, as in torch's checkpoint, or
+# keep everything. A function that changes what is outside of it (`surroundings.py`) never runs
+# twice. A warning says what is not as usual.
 
 # How much may be kept without the user's choice: bytes, and a share of the recomputed bytes.
 _LITTLE_BYTES = 1 << 16

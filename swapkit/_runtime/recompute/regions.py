@@ -14,7 +14,7 @@ transforms and tracers, a region is a plain call; with forward-mode derivatives,
 is recomputed.
 
 A kept operator runs once (`watchers/selection.py`); `watchers/digests.py` checks that operators
-give the same results in the second run; `watchers/collectives.py` and `slices.py` handle several
+give the same results in the second run; `watchers/operator_modes.py` and `slices.py` handle several
 ranks.
 """
 
@@ -28,10 +28,8 @@ from torch.utils.checkpoint import checkpoint
 
 from swapkit._runtime.operators.settings import ThreadSettings
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit._runtime.recompute.arguments import Template
-from swapkit._runtime.recompute.caches import find_caches
-from swapkit._runtime.recompute.captured import capture
-from swapkit._runtime.recompute.fills import Fills
+from swapkit._runtime.recompute.arguments import Template, find_caches
+from swapkit._runtime.recompute.captured import Fills, capture
 from swapkit._runtime.recompute.region_findings import owner_of
 from swapkit._runtime.recompute.watchers.watcher import make_watcher
 from swapkit._runtime.torch_compat.internals import (
@@ -47,7 +45,7 @@ from swapkit._runtime.torch_compat.isolation import uncompiled_itself, untraced,
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from swapkit._runtime.recompute.slices import Slices
+    from swapkit._runtime.recompute.arguments import Slices
     from swapkit.registry import Recompute
 
 
@@ -145,7 +143,7 @@ class Region:
         """Return the tensors that recomputation needs, and drop the references to them."""
         tensors = self._template.take_tensors()
         if self._group is not None:
-            from swapkit._runtime.recompute.slices import Slices
+            from swapkit._runtime.recompute.arguments import Slices
 
             self._slices = Slices(self._group, tensors)
         return tensors

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from swapkit._runtime.recording.tables.blocks import Blocks
+from swapkit._runtime.recording.tables.blocks import Blocks, Workspaces
 from swapkit._runtime.recording.tables.clocks import HostTimer, ModelTimer, StreamTimer
-from swapkit._runtime.recording.tables.kept_bytes import Bytes
+from swapkit._runtime.recording.tables.kept_bytes import Bytes, Holds
 from swapkit._runtime.recording.tables.module_calls import Calls
-from swapkit._runtime.recording.tables.references import Holds
 from swapkit._runtime.recording.tables.storages import Storages
-from swapkit._runtime.recording.tables.workspaces import Workspaces
-from swapkit._runtime.torch_compat.graphs import graph_of
 from swapkit._runtime.torch_compat.internals import NO_TASK, graph_task
+from swapkit._runtime.torch_compat.wrappers import graph_of
 from swapkit.ir.traces import BEFORE, Kind, Phase
 
 if TYPE_CHECKING:

@@ -14,17 +14,15 @@ from typing import TYPE_CHECKING, Any, cast
 from swapkit._native.pool import Pool
 from swapkit._runtime.operators.evidence import Evidence
 from swapkit._runtime.process.undo import Undo, raise_first
-from swapkit._runtime.recording.dispatch_mode import RecordingMode
 from swapkit._runtime.recording.notes import NotedOperator, Notes, Setting
-from swapkit._runtime.recording.operator_runs import form_of, run_timed
-from swapkit._runtime.recording.optimizer_steps import Optimizers
+from swapkit._runtime.recording.operator_runs import RecordingMode, form_of, run_timed
 from swapkit._runtime.recording.saved_events import Savings
+from swapkit._runtime.recording.tables.blocks import NO_WORKSPACE
 from swapkit._runtime.recording.tables.storages import tensors_in
-from swapkit._runtime.recording.tables.workspaces import NO_WORKSPACE
 from swapkit._runtime.recording.trace_builder import build_trace
+from swapkit._runtime.recording.training_state import Optimizers
 from swapkit._runtime.saved.hooks import is_in_region
-from swapkit._runtime.torch_compat import pipeline_jobs
-from swapkit._runtime.torch_compat.collective_waits import waits
+from swapkit._runtime.torch_compat import reported_calls
 from swapkit._runtime.torch_compat.dispatch_modes import mode_stack
 from swapkit._runtime.torch_compat.internals import (
     NO_TASK,
@@ -34,6 +32,7 @@ from swapkit._runtime.torch_compat.internals import (
     parameters_of,
 )
 from swapkit._runtime.torch_compat.isolation import untraced
+from swapkit._runtime.torch_compat.reported_calls import waits
 from swapkit.ir.traces import BEFORE, WAIT
 
 if TYPE_CHECKING:
@@ -135,8 +134,8 @@ class Recorder(Notes):
         self.calls.start()
         undo.add(functools.partial(waits.remove, self))
         waits.add(self)
-        undo.add(functools.partial(pipeline_jobs.remove, self))
-        pipeline_jobs.add(self)
+        undo.add(functools.partial(reported_calls.remove, self))
+        reported_calls.add(self)
         undo.add(self._pause)
         self.is_paused = False
 

@@ -15,7 +15,6 @@ import torch
 from swapkit._runtime.operators.settings import VERSIONS
 from swapkit._runtime.saved.swapper import _is_cast_weight
 from swapkit._runtime.shim.types import modified_error
-from swapkit._runtime.torch_compat.graphs import is_leaf
 from swapkit._runtime.torch_compat.internals import (
     ExcludeKey,
     FakeTensor,
@@ -24,11 +23,12 @@ from swapkit._runtime.torch_compat.internals import (
     version_of,
 )
 from swapkit._runtime.torch_compat.isolation import hidden, untraced
-from swapkit._runtime.torch_compat.plain_tensors import KINDS
 from swapkit._runtime.torch_compat.wrappers import (
+    KINDS,
     Flattened,
     flatten,
     is_awaited,
+    is_leaf,
     is_wrapper,
     note_results,
 )
@@ -37,7 +37,7 @@ from swapkit.ir.traces import EventKind, Kind
 
 if TYPE_CHECKING:
     from swapkit._runtime.recording.notes import Notes
-    from swapkit._runtime.shim.placement import Placement
+    from swapkit._runtime.shim.types import Placement
 
 
 class SavedEvent(NamedTuple):

@@ -1,22 +1,176 @@
-"""A device: its backend, and the pool that serves torch there."""
+"""A device: its backend and pool, the limits and counters of sessions on it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from bisect import bisect_left
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
-from swapkit._native.sched import Scheduler
-from swapkit._runtime.model.node_ranks import share_of_node
-from swapkit._runtime.saved.limits import Limits
+from swapkit._native.sched import RESIDENT, Scheduler
+from swapkit._runtime.model.ranks import share_of_node
+from swapkit._runtime.model.tracker import ModuleTracker
+from swapkit._runtime.shim.library import load_shim
 from swapkit._runtime.torch_compat.accelerators import ACCELERATORS
+from swapkit._runtime.torch_compat.isolation import hold_over_forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from swapkit._native.backend import Backend
     from swapkit._native.pool import BlockInfo, RingKind
-    from swapkit._runtime.saved.shared import SharedState
+    from swapkit._runtime.shim.types import Mover, StorageGroup
+
+# ---- counters ------------------------------------------------------------------------------------
+#
+# The counters of a session, in one place: statistics, step reports and `explain()` read them.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    """What a session has freed, recomputed and transferred since it began.
+
+    Args:
+        rescues: rescues that freed memory.
+        recomputed: recomputations of a part or of a single operator.
+        copied_out_bytes: bytes copied from the device.
+        copied_in_bytes: bytes copied back.
+        stall_seconds: the time that threads waited for transfers.
+    """
+
+    rescues: int
+    recomputed: int
+    copied_out_bytes: int
+    copied_in_bytes: int
+    stall_seconds: float
+
+    def __sub__(self, earlier: Counters) -> Counters:
+        """Return what was counted since `earlier`."""
+        names = [field.name for field in fields(self)]
+        return Counters(**{name: getattr(self, name) - getattr(earlier, name) for name in names})
+
+
+# ---- limits --------------------------------------------------------------------------------------
+#
+# The limits of a session, or of one planned step.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The memory and the disk space that training may use.
+
+    Args:
+        budget_bytes: the most bytes reserved on the device; 0: no limit.
+        host_bytes: the most bytes of copies on the host; None: all of the host's memory.
+        disk: the folder for copies that the host has no room for; None: no disk.
+        disk_bytes: the most bytes of copies on the disk; 0: all of the file system.
+    """
+
+    budget_bytes: int = 0
+    host_bytes: int | None = None
+    disk: Path | None = None
+    disk_bytes: int = 0
+
+
+# ---- byte curve ----------------------------------------------------------------------------------
+#
+# Swapping by the plan's byte counts after a step has deviated from its plan.
+
+
+class Curve:
+    """The bytes that a plan has sent out by each save, for a step that deviated from the plan.
+
+    A newly saved group is sent out if the plan would have sent out more bytes by the end of the
+    saves of the group's module.
+    """
+
+    def __init__(self, mover: Mover, curve: Sequence[tuple[int, int]], moved_bytes: int) -> None:
+        """Begin in the middle of a step.
+
+        Args:
+            mover: sends groups out.
+            curve: for each save in the plan: the module's tag, and the bytes sent out by then.
+            moved_bytes: sent out in this step so far.
+        """
+        self._mover = mover
+        self._curve = curve
+        self._moved_bytes = moved_bytes
+        self._at = 0  # the step's position on the curve
+        self._places: dict[int, list[int]] = {}
+        for at, (tag, _) in enumerate(curve):
+            self._places.setdefault(tag, []).append(at)
+
+    def saved(self, group: StorageGroup) -> None:
+        """Send a newly saved group out if the step is behind the plan's bytes. Lock held."""
+        places = self._places.get(group.tag, [])
+        following = bisect_left(places, self._at)
+        if following < len(places):
+            self._at = places[following]
+        if self._moved_bytes + group.nbytes > self._goal() or self._mover.host_is_full:
+            return
+        if group.state == RESIDENT:
+            self._mover.send(group)
+            self._moved_bytes += group.nbytes
+
+    def _goal(self) -> int:
+        """Return the bytes that the plan sends out by the end of the current module's saves."""
+        if not self._curve:
+            return 0
+        at, tag = self._at, self._curve[self._at][0]
+        while at + 1 < len(self._curve) and self._curve[at + 1][0] == tag:
+            at += 1
+        return self._curve[at][1]
+
+
+# ---- shared --------------------------------------------------------------------------------------
+#
+# The state that all devices and swappers of a process share.
+
+
+class PlannedMove(NamedTuple):
+    """One planned move that was carried out, for traces."""
+
+    kind: str  # "release" or "prefetch"
+    site: str
+    saved_by: int  # the last operator that saved it
+    operator: int  # at which it was carried out
+    nbytes: int
+
+
+class SharedState:
+    """The shim, the module names and the lock. The only subclass is `process.runtime.Runtime`."""
+
+    def __init__(self) -> None:
+        self.shim = load_shim()
+        self.tracker = ModuleTracker(self.shim.set_coarse_site)
+        # Guards all sessions and the groups that they move. One lock for all: an allocation in one
+        # session may ask any other session for bytes.
+        self.lock = self.shim.lock()
+        # A fork waits for the lock, so the child process always starts with the lock free.
+        hold_over_forks(self.lock)
+        self.trace: list[PlannedMove] | None = None  # of planned moves; None: not recorded
+
+    def other_mover(self, device_type: int, index: int) -> Mover | None:
+        """Return the mover of a device; None: there is none."""
+        raise NotImplementedError
+
+    def host_bytes(self) -> int:
+        """Return the bytes of memory of the machine, or of its control group."""
+        raise NotImplementedError
+
+    def host_node(self, name: torch.device) -> int:
+        """Return the NUMA node whose memory suits a device's host copies; `ANY_NODE`: unknown.
+
+        Any thread. The first call for a device may run commands: hold no lock then.
+        """
+        raise NotImplementedError
+
+
+# ---- device --------------------------------------------------------------------------------------
+#
+# A device: its backend, and the pool that serves torch there.
 
 CPU = torch.device("cpu")
 NO_LIMITS = Limits()

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from swapkit._native.lib import defer_interruption, note_failure
-from swapkit._runtime.torch_compat.graphs import gathers_gradients, graph_of
 from swapkit._runtime.torch_compat.internals import current_node
 from swapkit._runtime.torch_compat.isolation import hidden, untraced
 from swapkit._runtime.torch_compat.thread_stacks import (
@@ -25,6 +24,7 @@ from swapkit._runtime.torch_compat.thread_stacks import (
     others_wait,
     take_while,
 )
+from swapkit._runtime.torch_compat.wrappers import gathers_gradients, graph_of
 from swapkit.config.environment import MIN_SWAP_BYTES
 from swapkit.errors import SwapkitError
 

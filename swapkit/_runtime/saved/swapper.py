@@ -16,22 +16,20 @@ import torch
 
 from swapkit._native.pool import set_tag
 from swapkit._runtime.saved import taken_apart
-from swapkit._runtime.saved.counters import Counters
+from swapkit._runtime.saved.device import Counters, PlannedMove
 from swapkit._runtime.saved.eviction import NO_BUDGET, EvictionTerms, Evictor
 from swapkit._runtime.saved.existing_graphs import adopt_graphs
-from swapkit._runtime.saved.shared import PlannedMove
-from swapkit._runtime.shim.placement import Placement
-from swapkit._runtime.torch_compat.graphs import graph_of
+from swapkit._runtime.shim.types import Placement
 from swapkit._runtime.torch_compat.internals import NO_TASK, base_of, engine, graph_task
 from swapkit._runtime.torch_compat.isolation import hidden, untraced
+from swapkit._runtime.torch_compat.wrappers import graph_of
 from swapkit.ir.plans import Action
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from swapkit._native.sched import Scheduler
-    from swapkit._runtime.saved.byte_curve import Curve
-    from swapkit._runtime.saved.device import Device
+    from swapkit._runtime.saved.device import Curve, Device
     from swapkit._runtime.shim.types import Mover, Packer, SavedTensor, StorageGroup
 
 # The data types that autocast casts weights to.

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.weak import TensorWeakRef
 
-from swapkit._runtime.torch_compat.graphs import is_leaf
 from swapkit._runtime.torch_compat.isolation import hidden, outside_inference, untraced
 from swapkit._runtime.torch_compat.wrappers import (
     Flattened,
@@ -27,6 +26,7 @@ from swapkit._runtime.torch_compat.wrappers import (
     flatten,
     has_waited,
     is_awaited,
+    is_leaf,
     note_results,
 )
 

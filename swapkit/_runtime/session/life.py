@@ -1,23 +1,17 @@
-"""A session from its entry to its end.
-
-A `SessionLife` does the work: it limits the pool, sees saved tensors and steps, and ends. The
-user's `Session` refers to its life, never the other way round. So losing the `Session` ends it.
-
-Ending a session has two parts. The budget and all other state of the process is undone at once, on
-the thread that ends the session. Autograd hooks, dispatch modes and the plan in use belong to the
-thread that entered. That thread removes them at the end of its step, or when it next enters or
-leaves a session. Until then the hooks pass tensors through.
-"""
+"""A session from its entry to its end, also one that ends with the call it belongs to."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
+import sys
 import threading
+import weakref
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from swapkit._native.lives import TAG_OPTIMIZER, LivesMode
+from swapkit._native.layout import TAG_OPTIMIZER, LivesMode
 from swapkit._native.pool import RingKind, set_tag
 from swapkit._runtime.affinity.threads import ThreadBinding
 from swapkit._runtime.control.plan_controller import PlanController
@@ -25,7 +19,7 @@ from swapkit._runtime.control.plan_maker import spare_bytes
 from swapkit._runtime.control.plan_status import PlanStatus, tell_progress
 from swapkit._runtime.control.rank_alarm import ALL, RankWatch
 from swapkit._runtime.model import global_hooks
-from swapkit._runtime.model.device_mesh import is_fsdp
+from swapkit._runtime.model.ranks import is_fsdp
 from swapkit._runtime.model.step_counter import OPTIMIZER_STEP, StepCounter
 from swapkit._runtime.model.tracker import NO_MODULE, Need
 from swapkit._runtime.process.captures import see_everything
@@ -33,10 +27,11 @@ from swapkit._runtime.process.undo import Undo, raise_first
 from swapkit._runtime.saved.eviction import EvictionTerms
 from swapkit._runtime.saved.hooks import Hooks, pop_left
 from swapkit._runtime.session.hints import Shortage, find_planned_bytes, list_facts, list_hints
-from swapkit._runtime.session.history import StepHistory
-from swapkit._runtime.session.stats import predictions
-from swapkit._runtime.shim.placement import Placement
+from swapkit._runtime.session.history import StepHistory, predictions
+from swapkit._runtime.shim.types import Placement
 from swapkit._runtime.thread_state import thread_state
+from swapkit._runtime.torch_compat.isolation import make_fork_lock
+from swapkit._runtime.torch_compat.thread_stacks import stacks
 from swapkit.ir.plans import Action
 from swapkit.ir.runs import SessionStats
 from swapkit.planning.selection.cases import Stage
@@ -45,12 +40,25 @@ from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
     import torch
 
     from swapkit._runtime.allocators.installed_pool import Installation
     from swapkit._runtime.control.session_config import SessionConfig
     from swapkit._runtime.saved.swapper import Swapper
+
+# ---- life ----------------------------------------------------------------------------------------
+#
+# A session from its entry to its end.
+#
+# A `SessionLife` does the work: it limits the pool, sees saved tensors and steps, and ends. The
+# user's `Session` refers to its life, never the other way round. So losing the `Session` ends it.
+#
+# Ending a session has two parts. The budget and all other state of the process is undone at once,
+# on the thread that ends the session. Autograd hooks, dispatch modes and the plan in use belong to
+# the thread that entered. That thread removes them at the end of its step, or when it next enters
+# or leaves a session. Until then the hooks pass tensors through.
 
 _log = get_logger(__name__)
 
@@ -397,3 +405,110 @@ def _remove(swappers: list[Swapper], swapper: Swapper) -> None:
     """Remove a swapper from a list, if it is there: an undo step may run twice."""
     with suppress(ValueError):
         swappers.remove(swapper)
+
+
+# ---- bound ---------------------------------------------------------------------------------------
+#
+# Sessions that end with the call that they belong to.
+#
+# A library's training loop may end with an exception and tell nobody. A session that a callback
+# opened inside such a loop is bound to the call that runs the loop. It is closed when that call is
+# no longer on the stack: by the next question about sessions on any thread, or by a thread that
+# looks every `PERIOD_SECONDS`.
+
+PERIOD_SECONDS = 0.2
+
+
+class Closable(Protocol):
+    """A session."""
+
+    limit_bytes: int
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it has not ended."""
+
+    def close(self) -> None:
+        """End it, on any thread."""
+
+
+class _BoundSession:
+    """A session, and the call that it must not outlive."""
+
+    def __init__(self, session: Closable, frame: FrameType) -> None:
+        self.session = weakref.ref(session)
+        self._thread = threading.get_ident()
+        # Not the frame itself: it would keep the loop's tensors alive. The interpreter keeps a
+        # frame object for as long as its call runs.
+        self._frame = id(frame)
+        self._code = frame.f_code
+
+    def is_running(self) -> bool:
+        """Return whether the call runs. Any thread; no lock."""
+        if threading.get_ident() != self._thread:
+            # A second run of the same function, on yet another thread, hides that this one ended.
+            return any(code is self._code for stack in stacks() for code, _ in stack)
+        frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - 0 would hold itself
+        while frame is not None and (id(frame) != self._frame or frame.f_code is not self._code):
+            frame = frame.f_back
+        return frame is not None
+
+
+_bound: list[_BoundSession] = []
+_watchers: list[threading.Thread] = []  # at most one
+_lock = make_fork_lock()
+
+
+def bind(session: Closable, frame: FrameType) -> None:
+    """End a session when a call has ended, if it is still active then.
+
+    Args:
+        session: an active session of this thread.
+        frame: of the call, which runs on this thread.
+    """
+    with _lock:
+        _bound[:] = [each for each in _bound if _is_active(each)]
+        _bound.append(_BoundSession(session, frame))
+        if not _watchers or not _watchers[0].is_alive():  # after a fork, too
+            _watchers[:] = [threading.Thread(target=_watch, name="swapkit-loops", daemon=True)]
+            _watchers[0].start()
+
+
+def close_left() -> None:
+    """Close the sessions whose calls have ended. Any thread that holds no lock."""
+    for each in tuple(_bound):  # another thread may change the list
+        session = each.session()
+        if session is not None and session.is_active and not each.is_running():
+            _close(session)
+
+
+def _close(session: Closable) -> None:
+    """Close a session; errors are logged, because the code that runs now is not its own."""
+    _log.warning(
+        "a training loop has ended without its end, most likely by an exception: its budget of %s "
+        "is lifted",
+        format_bytes(session.limit_bytes),
+    )
+    try:
+        session.close()
+    except Exception:  # noqa: BLE001 - of any kind
+        _log.exception("cleanup failed after a session ended")
+
+
+def _watch() -> None:
+    """Close sessions on a thread of its own, until none is left."""
+    pause = threading.Event()
+    while True:
+        pause.wait(PERIOD_SECONDS)
+        with contextlib.suppress(RuntimeError):  # stacks cannot be read now
+            close_left()
+        with _lock:
+            _bound[:] = [each for each in _bound if _is_active(each)]
+            if not _bound:
+                _watchers.clear()
+                return
+
+
+def _is_active(bound: _BoundSession) -> bool:
+    session = bound.session()
+    return session is not None and session.is_active

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING
 
-from swapkit._native.lives import TAG_BACKWARD
+from swapkit._native.layout import TAG_BACKWARD
 from swapkit._native.pool import Pool, Ring, RingKind
 from swapkit.errors import InvalidArgument, SessionError
 from swapkit.ir.pool_histories import PoolEvent, PoolEventKind, PoolHistory

@@ -13,7 +13,7 @@ import torch
 
 from swapkit._runtime.allocators.memory_holders import UNCOLLECTED_AGE
 from swapkit._runtime.control.plan_status import describe, describe_progress
-from swapkit._runtime.model.node_ranks import count_node_ranks
+from swapkit._runtime.model.ranks import count_node_ranks
 from swapkit._runtime.optimizer.chunked_step import attached
 from swapkit.errors import SwapkitError
 from swapkit.ir.documents import write_file
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Iterator, Sequence
 
-    from swapkit._native.lives import LayoutStats
+    from swapkit._native.layout import LayoutStats
     from swapkit._runtime.allocators.installed_pool import Installation
     from swapkit._runtime.control.plan_status import PlanStatus
     from swapkit.ir.pool_histories import PoolHistory
     from swapkit.ir.runs import SessionStats, StepRecord
-    from swapkit.planning.search.trade_offs import TradeOff
+    from swapkit.planning.search.solving import TradeOff
     from swapkit.reporting.text import Holder
 
 MOST_KINDS = 4  # of steps that are listed, besides the current kind

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from swapkit._runtime.allocators.advice import advise_layout
-from swapkit._runtime.allocators.memory_holders import find_outside, find_uncollected
+from swapkit._runtime.allocators.memory_holders import advise_layout, find_outside, find_uncollected
 from swapkit._runtime.control.plan_status import PlanStatus, describe_progress
+from swapkit._runtime.session.history import list_metrics, summarize
 from swapkit._runtime.session.memory_history import MemoryRecording, PoolLook
-from swapkit._runtime.session.stats import list_metrics, summarize
 from swapkit.errors import SessionError
 from swapkit.ir.codec import write_planned
 from swapkit.reporting.paths import check_report, check_trace

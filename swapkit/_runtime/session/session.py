@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from swapkit._native.lib import raise_interruption
 from swapkit._runtime.allocators.installation import ensure_installation
-from swapkit._runtime.model.model_parts import ModelParts
+from swapkit._runtime.model.tracker import ModelParts
 from swapkit._runtime.process.undo import add_notes, raise_first
-from swapkit._runtime.session.bound import close_left
-from swapkit._runtime.session.life import SessionLife, finish_ended
+from swapkit._runtime.session.life import SessionLife, close_left, finish_ended
 from swapkit._runtime.session.memory_history import (
     MOST_ENTRIES,
     MemoryRecording,
@@ -20,7 +19,7 @@ from swapkit._runtime.session.memory_history import (
     check_entries,
 )
 from swapkit._runtime.session.results import NOT_ACTIVE, SessionResults
-from swapkit._runtime.torch_compat.fork_locks import make_fork_lock
+from swapkit._runtime.torch_compat.isolation import make_fork_lock
 from swapkit._runtime.user_choices.wrapping import is_suspended
 from swapkit.errors import InvalidType, SessionError
 from swapkit.units import show

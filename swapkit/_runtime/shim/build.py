@@ -1,22 +1,18 @@
-"""Compiles the C++ shim (`library.py`) once per torch version, against torch's headers.
-
-The library is kept in the user's cache. Its name contains torch's version, its C++ ABI and a hash
-of the sources, so that a new torch or a new swapkit never loads an old shim.
-
-Nearly all of the compile time goes to torch's headers. So the sources are compiled as two parallel
-units, and each unit reads its headers once: sources that need ATen's headers, and sources that need
-only c10's. Half of a unit's time is reading headers, the other half optimizing code. A unit is one
-translation unit: names in its sources' anonymous namespaces must not clash. `make check` also
-compiles each source separately.
-"""
+"""Compiles the C++ shim once per torch version, into the user's cache."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
+import functools
 import hashlib
 import os
 import platform
+import pwd
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import sysconfig
@@ -27,16 +23,271 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from swapkit._runtime.shim.own_files import FILE_MODE, own_folder
-from swapkit._runtime.shim.user_cache import alone, cache_folder, find_cached, remove_abandoned
 from swapkit._runtime.torch_compat.internals import CXX11_ABI
 from swapkit.errors import NativeBuildError
 from swapkit.texts import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+# ---- own files -----------------------------------------------------------------------------------
+#
+# The one way to a file outside of the package that swapkit loads, executes or locks.
+#
+# Whoever can write such a file runs code as this user. So a file and its folder must belong to this
+# user or to root, and nobody else may write to them. Both are checked after they are opened, and
+# then used through their descriptors: another file or folder that takes their names meanwhile is
+# not used.
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+FILE_MODE = 0o600
+FOLDER_MODE = 0o700
+
+
+class Untrusted(PermissionError):
+    """Other users can change a file or folder; the message names it, its owner and a remedy."""
+
+
+def open_own(path: Path, flags: int = os.O_RDONLY) -> int:
+    """Open a file of this user or of root, in such a folder; return its descriptor.
+
+    `name_of` makes a path of it.
+
+    Args:
+        path: of the file. A link is refused.
+        flags: as for `os.open`. A new file is readable by this user alone, whatever the umask.
+
+    Raises:
+        Untrusted: another user can change the file or its folder.
+        OSError: it cannot be opened.
+    """
+    with own_folder(path.parent) as folder:
+        try:
+            descriptor = os.open(folder / path.name, flags | os.O_NOFOLLOW, FILE_MODE)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise Untrusted(f"{path} is a link: remove it") from None
+            raise
+    try:
+        _check(path, os.fstat(descriptor))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def name_of(descriptor: int) -> Path:
+    """Return a path to an open file or folder, valid in this process while it is open."""
+    return Path(f"/proc/self/fd/{descriptor}")
+
+
+@contextlib.contextmanager
+def own_folder(folder: Path) -> Iterator[Path]:
+    """Open a folder of this user or of root; the block gets a path that is valid inside it.
+
+    Raises:
+        Untrusted: another user can change the folder.
+        OSError: it cannot be opened.
+    """
+    name = folder.lstat()
+    if stat.S_ISLNK(name.st_mode):
+        _check(folder, name)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        _check(folder, os.fstat(descriptor))
+        yield name_of(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_own_folder(folder: Path) -> None:
+    """Make a folder and its missing parents, for this user alone, whatever the umask.
+
+    Raises:
+        OSError: it cannot be made, or something else has its name.
+    """
+    if not folder.parent.is_dir():
+        make_own_folder(folder.parent)
+    try:
+        folder.mkdir(FOLDER_MODE)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "Not a directory", str(folder)) from None
+    else:
+        if stat.S_IMODE(folder.lstat().st_mode) & FOLDER_MODE != FOLDER_MODE:
+            folder.chmod(FOLDER_MODE)
+
+
+def _check(path: Path, found: os.stat_result) -> None:
+    if found.st_uid not in {0, os.geteuid()}:
+        raise Untrusted(
+            f"{path} belongs to {_owner(found.st_uid)}: remove it, or set XDG_CACHE_HOME to a "
+            "folder of yours"
+        )
+    # The mode of a link says nothing: only its owner can replace it in a shared folder.
+    if not stat.S_ISLNK(found.st_mode) and found.st_mode & _OTHERS_WRITE:
+        raise Untrusted(
+            f"{path} of {_owner(found.st_uid)} can be written by other users (mode "
+            f"{stat.S_IMODE(found.st_mode):o}): run `chmod go-w {path}` if its content is yours"
+        )
+
+
+def _owner(user: int) -> str:
+    with contextlib.suppress(KeyError):
+        return f"{pwd.getpwuid(user).pw_name} (uid {user})"
+    return f"uid {user}"
+
+
+# ---- user cache ----------------------------------------------------------------------------------
+#
+# The user's cache: files that one process compiles or measures, for all later processes.
 
 _log = get_logger(__name__)
+
+LOOK_SECONDS = 0.05
+ABANDONED_SECONDS = 3600.0  # no compilation takes that long
+
+
+def cache_folder() -> Path | None:
+    """Return the user's cache folder, created if needed; None: no folder is safe and writable.
+
+    That is `swapkit` in XDG_CACHE_HOME or in `~/.cache`. If it is not writable (a read-only home
+    directory, or none), or if other users can write to it, a folder in the temporary directory
+    takes its place.
+    """
+    try:
+        return _usable(_user_folder())
+    except OSError as error:
+        reason = str(error)
+    try:
+        folder = _usable(_temporary_folder())
+    except OSError as error:
+        _warn_once(f"swapkit has no cache: {reason}; {error}")
+        return None
+    _warn_once(f"swapkit uses {folder} as its cache: {reason}")
+    return folder
+
+
+def find_cached(name: str) -> Path | None:
+    """Return a file of the cache, which may be read-only; None: there is none that is safe."""
+    for place in (_user_folder, _temporary_folder):
+        try:
+            file = place() / name
+            os.close(open_own(file))
+        except Untrusted as error:
+            _warn_once(f"swapkit does not use {file}: {error}")
+        except OSError:
+            continue
+        else:
+            return file
+    return None
+
+
+def remove_abandoned(folder: Path, pattern: str) -> None:
+    """Remove folders that killed processes have not removed from a cache folder.
+
+    Args:
+        folder: the cache folder.
+        pattern: a glob of their names. They are left alone for `ABANDONED_SECONDS`.
+    """
+    with contextlib.suppress(OSError), own_folder(folder) as own:
+        for each in own.glob(pattern):
+            if time.time() - each.lstat().st_mtime > ABANDONED_SECONDS:
+                shutil.rmtree(each, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def alone(
+    folder: Path | None, name: str, patience_seconds: float, waits: Callable[[], None] | None = None
+) -> Iterator[None]:
+    """Run the block in one process at a time, as far as the file system and patience allow.
+
+    The lock belongs to an open file, so it is released if the process dies.
+
+    Args:
+        folder: of the lock file; None: run without a lock.
+        name: of the lock file, which is never deleted.
+        patience_seconds: how long to wait for another process before running anyway.
+        waits: called once before waiting for another process.
+    """
+    if folder is None:
+        yield
+        return
+    try:
+        descriptor = open_own(folder / name, os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        if isinstance(error, Untrusted):
+            _warn_once(f"swapkit runs without its lock: {error}")
+        yield
+        return
+    try:
+        _await_lock(descriptor, patience_seconds, waits)
+        yield
+    finally:
+        os.close(descriptor)  # releases the lock
+
+
+def _await_lock(descriptor: int, patience_seconds: float, waits: Callable[[], None] | None) -> None:
+    deadline = time.monotonic() + patience_seconds
+    while time.monotonic() < deadline:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if waits is not None:
+                waits()
+                waits = None
+            time.sleep(LOOK_SECONDS)
+        except OSError:  # a file system without locks
+            return
+        else:
+            return
+
+
+def _user_folder() -> Path:
+    """Return the folder of first choice; raises OSError if the user has no home."""
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if named.is_absolute():  # XDG: a relative path is to be ignored
+        return named / "swapkit"
+    try:
+        home = Path.home()
+    except RuntimeError as error:
+        raise FileNotFoundError(str(error)) from None
+    if not home.is_absolute():
+        raise FileNotFoundError(f"the home directory {str(home)!r} is not an absolute path")
+    return home / ".cache" / "swapkit"
+
+
+def _temporary_folder() -> Path:
+    return Path(tempfile.gettempdir()) / f"swapkit-{os.geteuid()}"
+
+
+def _usable(folder: Path) -> Path:
+    """Return a folder after making it if needed; raises OSError if it is not safe or writable."""
+    make_own_folder(folder)
+    with own_folder(folder):
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(f"{folder} is not writable")
+    return folder
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    _log.warning("%s", text)
+
+
+# ---- build ---------------------------------------------------------------------------------------
+#
+# Compiles the C++ shim (`library.py`) once per torch version, against torch's headers.
+#
+# The library is kept in the user's cache. Its name contains torch's version, its C++ ABI and a hash
+# of the sources, so that a new torch or a new swapkit never loads an old shim.
+#
+# Nearly all of the compile time goes to torch's headers. So the sources are compiled as two
+# parallel units, and each unit reads its headers once: sources that need ATen's headers, and
+# sources that need only c10's. Half of a unit's time is reading headers, the other half optimizing
+# code. A unit is one translation unit: names in its sources' anonymous namespaces must not clash.
+# `make check` also compiles each source separately.
+
 
 _FOLDER = Path(__file__).parent
 CPP = _FOLDER / "cpp"

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from swapkit._runtime.operators.random_states import RandomState
-from swapkit._runtime.operators.settings import ThreadSettings
+from swapkit._runtime.operators.settings import RandomState, ThreadSettings
 from swapkit._runtime.shim.types import refuse_modified
 from swapkit._runtime.torch_compat.dispatch_modes import seeing_here
 from swapkit._runtime.torch_compat.internals import engine

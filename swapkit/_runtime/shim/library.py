@@ -27,10 +27,16 @@ from swapkit._native.lib import (
 )
 from swapkit._runtime.model import hook_bypass
 from swapkit._runtime.shim import callbacks as again
-from swapkit._runtime.shim.build import build_shim, compile_shim, shim_name
-from swapkit._runtime.shim.own_files import name_of, open_own
+from swapkit._runtime.shim.build import (
+    build_shim,
+    cache_folder,
+    compile_shim,
+    find_cached,
+    name_of,
+    open_own,
+    shim_name,
+)
 from swapkit._runtime.shim.types import refuse_modified
-from swapkit._runtime.shim.user_cache import cache_folder, find_cached
 from swapkit._runtime.torch_compat import isolation as guards
 from swapkit._runtime.torch_compat import thread_stacks as threads
 from swapkit._runtime.torch_compat.accelerators import ACCELERATORS
@@ -53,14 +59,15 @@ if TYPE_CHECKING:
 
     from swapkit._runtime.operators.effects import ArgumentPlaces
     from swapkit._runtime.operators.names import Operator
-    from swapkit._runtime.shim.choice_types import MakeChoices, MakeChoosing
-    from swapkit._runtime.shim.placement import Placement
     from swapkit._runtime.shim.types import (
         Lock,
+        MakeChoices,
+        MakeChoosing,
         MakeFollower,
         MakeMover,
         MakeRegion,
         MakeSavedTensor,
+        Placement,
         SavedTensor,
     )
     from swapkit._runtime.torch_compat.accelerators import Accelerator

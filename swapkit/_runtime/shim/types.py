@@ -1,12 +1,15 @@
-"""Types of the shim for saved tensors, storages and movers (`cpp/saved/saved_tensors.hpp`)."""
+"""Types of the compiled shim: saved tensors, storages, movers, choices of operators."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 from swapkit._runtime.torch_compat.internals import version_of
 from swapkit._runtime.torch_compat.isolation import untraced
+from swapkit.config.environment import MIN_SWAP_BYTES
 from swapkit.errors import SavedTensorModified
+from swapkit.ir.plans import Action, Tier
+from swapkit.registry import Source, Swap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,7 +18,103 @@ if TYPE_CHECKING:
 
     from swapkit._native.sched import Scheduler
     from swapkit._runtime.model.tracker import ModuleTracker
-    from swapkit._runtime.shim.placement import Placement
+
+# ---- choice types --------------------------------------------------------------------------------
+#
+# Types of the compiled shim for choices about a module's operators, as protocols.
+#
+# `cpp/recompute/operator_choices.hpp` describes them, and `library.py` loads them.
+
+
+class OperatorChoices(Protocol):
+    """The user's choices for the operators of one module."""
+
+    def seen(self) -> list[tuple[int, int]]:
+        """Return for each kind how many operators ran, and how many whose choice is not void."""
+
+
+class MakeChoices(Protocol):
+    """The constructor of `OperatorChoices`."""
+
+    def __call__(
+        self, kinds: tuple[tuple[bool, Placement | None], ...], places: bytes, /
+    ) -> OperatorChoices:
+        """Make choices.
+
+        Args:
+            kinds: per kind: whether the operators are recomputed; how their results move, or None.
+            places: rows of 64-bit numbers: an operator's number, and its kind.
+        """
+
+
+class Choosing(Protocol):
+    """A context manager in which choices hold on the thread that enters it."""
+
+    def runs(self) -> bool:
+        """Return whether the module's own operators run here, and not those of a submodule."""
+
+    def __enter__(self) -> Choosing:
+        """Begin."""
+
+    def __exit__(self, *_: object) -> None:
+        """End. If called on another thread, the thread that began ends it at its next check."""
+
+
+class MakeChoosing(Protocol):
+    """The constructor of `Choosing`, for a module that begins."""
+
+    def __call__(
+        self,
+        choices: OperatorChoices | None,
+        tracker: ModuleTracker,
+        may_recompute: bool,  # noqa: FBT001 - in C++
+        /,
+    ) -> Choosing:
+        """Make the context.
+
+        Args:
+            choices: for the module's operators; None: only make chosen results inside found.
+            tracker: knows which module runs.
+            may_recompute: whether no foreign mode changes the operators' results.
+        """
+
+
+# ---- placement -----------------------------------------------------------------------------------
+#
+# The placement of the tensors that are saved in a scope.
+
+TIERS = {"host": Tier.HOST, "disk": Tier.DISK}
+# Where a copy may live: the disk takes what the host has no room for.
+COPY_TIERS = {Tier.HOST: Tier.ANY, Tier.DISK: Tier.DISK}
+
+
+class Placement(NamedTuple):
+    """One scope's placement. `prefetch`: a distance in operators; None: as early as memory allows.
+
+    `spares_regions`: inputs of recomputed regions inside do not move.
+    """
+
+    action: Action
+    tier: Tier = Tier.ANY
+    prefetch: int | None = None
+    min_bytes: int = MIN_SWAP_BYTES
+    spares_regions: bool = False
+
+
+def placement_of(swap: Swap, source: Source | None) -> Placement:
+    """Return the placement that a swap choice of the registry asks for."""
+    return Placement(
+        Action.SWAP,
+        COPY_TIERS[TIERS[swap.to]],
+        swap.prefetch,
+        swap.min_bytes,
+        spares_regions=source is Source.CONFIGURATION,
+    )
+
+
+# ---- types ---------------------------------------------------------------------------------------
+#
+# Types of the shim for saved tensors, storages and movers (`cpp/saved/saved_tensors.hpp`).
 
 
 class Lock(Protocol):

@@ -13,8 +13,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from swapkit._runtime.thread_state import thread_state
-from swapkit._runtime.torch_compat.compiled_code import may_compile
-from swapkit._runtime.torch_compat.fork_locks import make_fork_lock
 from swapkit._runtime.torch_compat.internals import (
     NO_TASK,
     DispatchKey,
@@ -28,6 +26,7 @@ from swapkit._runtime.torch_compat.internals import (
     pop_mode,
     push_mode,
 )
+from swapkit._runtime.torch_compat.isolation import make_fork_lock, may_compile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -1,14 +1,15 @@
-"""Hiding our own operations from the user's modes, and from the compiler.
-
-Saved-tensor hooks run wherever autograd does: below function and dispatch modes, tensor subclasses
-and function transforms, and inside compiled blocks. None of these may see swapkit's operators.
-"""
+"""Hiding our own operations from modes and from the compiler; locks for forked children."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+
+import torch
 
 from swapkit._runtime.torch_compat.internals import (
     FrameAction,
@@ -22,7 +23,66 @@ from swapkit._runtime.torch_compat.internals import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
     from types import FunctionType
+
+# ---- compiled code -------------------------------------------------------------------------------
+#
+# Whether the program has compiled code, or may have: read from the compiler, if it is loaded.
+
+
+def has_compiled() -> bool:
+    """Return whether the compiler ran; always before torch 2.13: 2.10 fails at our hook tables."""
+    return torch.__version__ < "2.13" or _count_frames() > 0
+
+
+def may_compile() -> bool:
+    """Return whether the compiler ran, or `torch.compile` was called."""
+    loaded = sys.modules.get("torch._dynamo.eval_frame")
+    return loaded is not None and (
+        _count_frames() > 0 or any(map(callable, list(loaded.cached_backends.values())))
+    )
+
+
+def _count_frames() -> int:
+    loaded = sys.modules.get("torch._dynamo.convert_frame")
+    return 0 if loaded is None else int(loaded.FRAME_COUNTER)
+
+
+# ---- fork locks ----------------------------------------------------------------------------------
+#
+# Locks that are free in a forked child, whichever thread held them before.
+
+
+class _Lock(Protocol):
+    def acquire(self) -> object: ...
+
+    def release(self) -> object: ...
+
+
+def make_fork_lock() -> AbstractContextManager[Any]:
+    """Return a reentrant lock that a fork waits for.
+
+    If a thread holds several at once, make the outer one last: a fork takes the newest lock first.
+    """
+    lock = threading.RLock()
+    hold_over_forks(lock)
+    return lock
+
+
+def hold_over_forks(lock: _Lock) -> None:
+    """Acquire a lock before each fork, and release it in parent and child."""
+    release = lock.release
+    os.register_at_fork(before=lock.acquire, after_in_parent=release, after_in_child=release)
+
+
+# ---- isolation -----------------------------------------------------------------------------------
+#
+# Hiding our own operations from the user's modes, and from the compiler.
+#
+# Saved-tensor hooks run wherever autograd does: below function and dispatch modes, tensor
+# subclasses and function transforms, and inside compiled blocks. None of these may see swapkit's
+# operators.
 
 _Function = TypeVar("_Function", bound="Callable[..., object]")
 _Result = TypeVar("_Result")

@@ -1,19 +1,82 @@
-"""Tensors that wrap other tensors, such as `DTensor`: taking them apart, and making them again.
-
-This is torch's own protocol (`torch.utils._python_dispatch.TraceableWrapperSubclass`). A wrapper
-has no memory of its own.
-"""
+"""Plain tensors, tensors that wrap others, and tensors in graphs."""
 
 from __future__ import annotations
 
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
+from torch.autograd.function import BackwardCFunction
+
+from swapkit._runtime.torch_compat.internals import base_of, innermost_transform, version_of
+from swapkit._runtime.torch_compat.isolation import hidden, untraced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+# ---- plain tensors -------------------------------------------------------------------------------
+#
+# Plain tensors: their bytes are those of their storage, and no subclass code runs for them.
+
+KINDS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def is_plain(value: object) -> TypeGuard[torch.Tensor]:
+    """Return whether a value is a strided tensor of one of torch's own classes."""
+    return isinstance(value, KINDS) and type(value) in KINDS and value.layout is torch.strided
+
+
+def has_bytes(value: object) -> TypeGuard[torch.Tensor]:
+    """Return whether a value is a plain tensor whose storage has memory."""
+    if not is_plain(value) or value.device.type == "meta":
+        return False
+    try:
+        storage = value.untyped_storage()
+        return storage.nbytes() > 0 and storage.data_ptr() != 0
+    except RuntimeError:  # raised by a function transform's tensor
+        return False
+
+
+# ---- graphs --------------------------------------------------------------------------------------
+#
+# Properties of tensors in graphs, read without a change to any graph.
+#
+# A view whose base was changed in place gets a new graph node when `grad_fn` or `is_leaf` is read.
+# Backward runs nodes in the order of their making, so gradients would be added up in another order
+# than without this read, and have other bits.
+
+
+def graph_of(tensor: torch.Tensor) -> torch.autograd.graph.Node | None:
+    """Return a tensor's `grad_fn`; that of its base if the tensor's own may be outdated."""
+    base = _changed_base(tensor)
+    return (tensor if base is None else base).grad_fn
+
+
+def is_leaf(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is a leaf, with or without gradients. Autograd saves it itself."""
+    return not tensor.requires_grad or gathers_gradients(tensor)
+
+
+def gathers_gradients(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is a leaf that requires gradients."""
+    return tensor.requires_grad and _changed_base(tensor) is None and tensor.is_leaf
+
+
+def _changed_base(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return a view's base that has a graph or gradient and may have changed since the view."""
+    if not tensor.requires_grad:  # inference tensors, too, which have no version
+        return None
+    base = base_of(tensor)
+    return base if base is not None and base.requires_grad and version_of(base) > 0 else None
+
+
+# ---- wrappers ------------------------------------------------------------------------------------
+#
+# Tensors that wrap other tensors, such as `DTensor`: taking them apart, and making them again.
+#
+# This is torch's own protocol (`torch.utils._python_dispatch.TraceableWrapperSubclass`). A wrapper
+# has no memory of its own.
 
 _FLATTEN, _UNFLATTEN = "__tensor_flatten__", "__tensor_unflatten__"
 # The result of a functional collective, until it is first used.
@@ -171,3 +234,52 @@ def tensors_inside(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     for part in (getattr(tensor, name) for name in names):
         if isinstance(part, torch.Tensor):  # a DTensor names its mesh, too
             yield from tensors_inside(part)
+
+
+# ---- saved leaves --------------------------------------------------------------------------------
+#
+# Weights that a function written in Python saves for its backward: it gets them back themselves.
+#
+# Under saved-tensor hooks, whatever they return, torch makes a new tensor for a saved leaf that
+# requires grad. The new tensor has the leaf's memory and gradient accumulator, but neither its
+# identity nor its attributes (`weight.main_grad`), which functions of large-model libraries read.
+# Torch returns leaves without gradients as the hooks return them.
+
+_NODE: Any = BackwardCFunction
+_plain = _NODE.saved_tensors
+
+
+@untraced
+def _saved_tensors(node: Any) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401 - of any class
+    """Return a node's saved tensors. Backward calls this on its thread; no lock is held."""
+    found: tuple[torch.Tensor, ...] = _plain.__get__(node)  # None: not a tensor
+    return tuple(_itself(each) if _is_copy(each) else each for each in found)
+
+
+def _is_copy(tensor: torch.Tensor | None) -> bool:
+    """Return whether a saved tensor is a leaf that requires grad, and may be a new tensor."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.requires_grad
+        and tensor.grad_fn is None
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and innermost_transform() is None
+    )
+
+
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the leaf whose gradient accumulator a saved tensor has."""
+    with hidden(), torch.enable_grad():
+        node = tensor.view_as(tensor).grad_fn
+    accumulator = None if node is None else node.next_functions[0][0]
+    leaf: torch.Tensor = getattr(accumulator, "variable", tensor)
+    return leaf
+
+
+def give_leaves_back() -> None:
+    """Let functions written in Python get saved leaves themselves, from now on.
+
+    Graphs outlive sessions and scopes, so this is never undone.
+    """
+    _NODE.saved_tensors = property(_saved_tensors)

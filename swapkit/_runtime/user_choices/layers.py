@@ -3,7 +3,7 @@
 A layer is an element of the model's list of layers. Its parts are its submodules. Each part has its
 own name and further *names*, such as `attention` for the `self_attn` of a Llama. The operators of a
 module are those that its `forward` calls. They are read from its source and from the functions that
-it names, or known for its class (`operators/forward_source.py`).
+it names, or known for its class (`operators/names.py`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from swapkit._runtime.model.model_parts import runs
-from swapkit._runtime.operators.forward_source import ACTIVATIONS, ATTENTION, operators_of
-from swapkit._runtime.operators.names import is_known
+from swapkit._runtime.model.tracker import runs
+from swapkit._runtime.operators.names import ACTIVATIONS, ATTENTION, is_known, operators_of
 from swapkit.errors import InvalidArgument
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.process.scopes import Scope, default_placement, innermost_placement
 from swapkit._runtime.recompute.regions import run_region
 from swapkit._runtime.recompute.watchers.exclusions import KeepInside
-from swapkit._runtime.shim.placement import Placement, placement_of
+from swapkit._runtime.shim.types import Placement, placement_of
 from swapkit._runtime.torch_compat.internals import pytree
 from swapkit._runtime.torch_compat.isolation import untraced, untraced_itself
 from swapkit._runtime.user_choices.operator_choices import ChosenOperators, carrying, mark_operators

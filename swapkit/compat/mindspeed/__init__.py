@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import importlib
 
-from swapkit.compat.mindspeed.import_hook import install, uninstall
-from swapkit.compat.mindspeed.import_table import (
+from swapkit.compat.mindspeed.import_hook import (
     MODULES,
     NAMES_WITHOUT_COUNTERPART,
     PROVIDED,
     WITHOUT_COUNTERPART,
     advise,
+    install,
+    uninstall,
 )
 from swapkit.config.smart_swap import SwapPolicyConfig, SwapPolicyPref, swap_policy_config
 

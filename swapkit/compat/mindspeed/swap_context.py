@@ -10,8 +10,8 @@ import threading
 from collections import Counter
 from typing import TYPE_CHECKING, ClassVar
 
-from swapkit._runtime.process.selected_tensors import opened_for
-from swapkit._runtime.shim.placement import placement_of
+from swapkit._runtime.process.scopes import opened_for
+from swapkit._runtime.shim.types import placement_of
 from swapkit.config.environment import read_environment
 from swapkit.errors import InvalidArgument, SessionError
 from swapkit.registry import Swap

@@ -24,9 +24,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from swapkit.config.mindformers.layouts import ModelInputs, is_whole
 from swapkit.config.mindformers.log_lines import LogLine, warning
 from swapkit.config.mindformers.sections import RecomputeConfig, SwapConfig, check_bool
+from swapkit.config.mindformers.selections import ModelInputs, is_whole
 from swapkit.config.yaml_documents import read_text, read_yaml
 from swapkit.errors import WrongKey, WrongType
 from swapkit.texts import printable

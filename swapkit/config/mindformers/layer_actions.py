@@ -39,7 +39,7 @@ from swapkit.errors import InvalidConfiguration
 
 if TYPE_CHECKING:
     from swapkit.config.mindformers.documents import Document
-    from swapkit.config.mindformers.layouts import LayerPlace, Layout
+    from swapkit.config.mindformers.selections import LayerPlace, Layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,8 +20,8 @@ from swapkit.errors import WrongType
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from swapkit.config.mindformers.layouts import Layout
     from swapkit.config.mindformers.sections import RecomputeConfig
+    from swapkit.config.mindformers.selections import Layout
 
 # Patterns and their layers, in the order in which the patterns apply.
 Patterns: TypeAlias = dict[str, LayerSelection]

@@ -16,7 +16,7 @@ from swapkit.errors import InvalidConfiguration
 
 if TYPE_CHECKING:
     from swapkit.config.mindformers.documents import Document
-    from swapkit.config.mindformers.layouts import Layout
+    from swapkit.config.mindformers.selections import Layout
 
 LAYER_KEYS = ("recompute", "select_recompute", "select_comm_recompute")
 

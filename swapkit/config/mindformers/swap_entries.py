@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from swapkit.config.mindformers.layouts import is_whole
+from swapkit.config.mindformers.selections import is_whole
 from swapkit.errors import InvalidConfiguration, WrongKey, WrongType
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from swapkit.errors import InvalidConfiguration, WrongType
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from swapkit.config.mindformers.layouts import LayerPlace
     from swapkit.config.mindformers.sections import RecomputeConfig, SwapConfig
+    from swapkit.config.mindformers.selections import LayerPlace
     from swapkit.config.mindformers.swap_entries import SwapEntry
 
 # Prefetch distance in operators before the use; "Auto" is 1.

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from swapkit.planning.search.moves import list_choices
-from swapkit.planning.search.rounding import Rounder
-from swapkit.planning.search.trials import Trial, Trials
+from swapkit.planning.search.moves import Rounder, Trial, Trials, list_choices
 from swapkit.simulation.timeline import KEEP, RECOMPUTE, SWAP, SWAP_TO_DISK
 
 if TYPE_CHECKING:
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
 
     from swapkit.ir.machines import Machine
     from swapkit.ir.traces import Trace
-    from swapkit.planning.search.trials import Actions
+    from swapkit.planning.search.moves import Actions
     from swapkit.simulation.problems import Bytes, Flags, Problem
 
     Measure: TypeAlias = tuple[int, int, int]

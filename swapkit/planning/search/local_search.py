@@ -17,15 +17,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from swapkit.planning.search.moves import Moves
-from swapkit.planning.search.rounding import Rounder
+from swapkit.planning.search.moves import Moves, Rounder
 from swapkit.simulation.timeline import KEEP
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from swapkit.planning.search.rounding import Shares
-    from swapkit.planning.search.trials import Trial, Trials
+    from swapkit.planning.search.moves import Shares, Trial, Trials
 
 # Rounds of improvement: number of trials that continue, and their share of all simulations.
 ROUNDS = ((16, 0.3), (6, 0.3), (2, 0.2), (1, 0.2))

@@ -1,22 +1,184 @@
-"""Small random changes to the actions of items."""
+"""Simulated choices of actions: rounded from shares, and changed at random."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
+from swapkit.planning.beside import go_on
+from swapkit.planning.bounds.fluid import IDLE
+from swapkit.simulation import timeline
 from swapkit.simulation.timeline import KEEP, RECOMPUTE, SWAP, SWAP_TO_DISK
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from swapkit.ir.machines import Machine
+    from swapkit.ir.traces import HostTime
+    from swapkit.simulation.problems import Indexes, Problem
+
+    Actions: TypeAlias = NDArray[np.int8]
     import random
     from collections.abc import Sequence
 
-    from swapkit.ir.machines import Machine
-    from swapkit.planning.search.trials import Actions, Trial
-    from swapkit.simulation.problems import Problem
+    from swapkit.simulation.problems import Floats
+
+# ---- trials --------------------------------------------------------------------------------------
+#
+# Simulated choices of actions, which a search compares.
+
+# Cost of a step that cannot finish, above any step that can; more for a step stuck earlier.
+STUCK_SECONDS = 1e12
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trial:
+    """One choice of actions and its simulated run. `cost`: seconds, if the step can finish."""
+
+    actions: Actions
+    window: int  # a copy back may start at most this many slots before its need
+    run: timeline.Run
+    cost: float
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether the step can finish."""
+        return self.run.stuck_slot < 0
+
+
+class Trials:
+    """A simulator for one problem on one machine, with a count of simulations."""
+
+    def __init__(self, problem: Problem, machine: Machine, host: HostTime | None = None) -> None:
+        self.problem = problem
+        self.machine = machine
+        self._host = host  # None: the host is never the limit
+        self.count = 0
+        self._slots = len(problem.slot_seconds)
+
+    def simulate(
+        self, actions: Actions, window: int | None = None, *, earlies: Indexes | None = None
+    ) -> Trial:
+        """Return the trial of these actions, which must not change afterwards.
+
+        Args:
+            actions: the action of each item.
+            window: most slots before its need that a copy back may start; None: any number.
+            earlies: the slots before which items are recomputed ahead of their needs.
+
+        Raises:
+            GivenUp: the result of this thread's search is not needed.
+        """
+        go_on()
+        window = self._slots if window is None else window
+        self.count += 1
+        moments = timeline.Moments(earlies=earlies)
+        run = timeline.run(self.problem, self.machine, actions, moments, window=window)
+        if run.stuck_slot < 0:
+            idle = max(0.0, timeline.find_host_seconds(self._host, actions) - run.seconds)
+            return Trial(actions, window, run, run.seconds + IDLE * idle)
+        left = (self._slots - run.stuck_slot) / self._slots
+        return Trial(actions, window, run, STUCK_SECONDS * (1 + left))
+
+    def keep_all(self) -> Actions:
+        """Return the actions that move nothing."""
+        return np.zeros(len(self.problem.item_bytes), np.int8)
+
+
+# ---- rounding ------------------------------------------------------------------------------------
+#
+# Rounding of item shares to whole actions.
+
+
+class Shares(NamedTuple):
+    """The shares of each item that are swapped and recomputed, from 0 to 1."""
+
+    swapped: Floats
+    recomputed: Floats
+
+    def blend(self, other: Shares, part: float) -> Shares:
+        """Return these shares, moved by `part` of the way to the other shares."""
+        return Shares(
+            self.swapped + part * (other.swapped - self.swapped),
+            self.recomputed + part * (other.recomputed - self.recomputed),
+        )
+
+
+class Rounder:
+    """A rounder for the shares of one problem."""
+
+    def __init__(self, problem: Problem, machine: Machine) -> None:
+        self._problem = problem
+        self._machine = machine
+        self._order = np.lexsort((problem.item_storages, problem.births)).tolist()
+        self._classes = problem.classes.tolist()
+        self._can_swap = problem.can_swap.tolist()
+        self._can_recompute = problem.can_recompute.tolist()
+        self._rows = [np.array(row, np.intp) for row in list_rows(problem)]
+        self.nclasses = max(self._classes, default=-1) + 1
+
+    def diffuse(self, shares: Shares, phases: Sequence[tuple[float, float]]) -> Actions:
+        """Return actions whose running sums stay close to those of the shares, in each class.
+
+        Args:
+            shares: the shares of all items.
+            phases: for each class, the initial values of its swapped and recomputed sums.
+        """
+        actions = [KEEP] * len(self._order)
+        sums = [list(phase) for phase in phases]
+        swapped, recomputed = shares.swapped.tolist(), shares.recomputed.tolist()
+        for item in self._order:
+            owed = sums[self._classes[item]]
+            owed[0] += swapped[item]
+            owed[1] += recomputed[item]
+            for index in (1, 0) if owed[1] >= owed[0] else (0, 1):
+                allowed = (self._can_recompute if index else self._can_swap)[item]
+                if allowed and owed[index] >= 0.5:
+                    actions[item] = RECOMPUTE if index else SWAP
+                    owed[index] -= 1
+                    break
+        return self.spill(np.array(actions, np.int8))
+
+    def take_first(self, shares: Shares) -> Actions:
+        """Return actions that swap the first of each row, recompute the next, and keep the last.
+
+        A row is a class in one pass through the model. The items used soonest are kept.
+        """
+        actions = np.zeros(len(self._order), np.int8)
+        for row in self._rows:
+            nswapped = int(np.ceil(shares.swapped[row].sum() - 1e-6))
+            nrecomputed = int(np.ceil(shares.recomputed[row].sum() - 1e-6))
+            swappable = row[self._problem.can_swap[row]][:nswapped]
+            actions[swappable] = SWAP
+            rest = row[self._problem.can_recompute[row] & (actions[row] == KEEP)]
+            actions[rest[:nrecomputed]] = RECOMPUTE
+        return self.spill(actions)
+
+    def spill(self, actions: Actions) -> Actions:
+        """Swap items to disk that do not fit on the host, those that are away longest."""
+        problem, machine = self._problem, self._machine
+        if machine.host_bytes is None or not machine.disk_bytes:
+            return actions
+        held = np.zeros(len(problem.slot_seconds) + 2, np.int64)
+        order = np.argsort(problem.births - problem.deaths, kind="stable")  # the longest away first
+        for item in order[::-1]:
+            if actions[item] not in {SWAP, SWAP_TO_DISK}:
+                continue
+            span = slice(max(int(problem.readies[item]), 0), int(problem.deaths[item]) + 1)
+            held[span] += problem.item_bytes[item]
+            if held[span].max() > machine.host_bytes:
+                held[span] -= problem.item_bytes[item]
+                actions[item] = SWAP_TO_DISK
+        return actions
+
+
+# ---- moves ---------------------------------------------------------------------------------------
+#
+# Small random changes to the actions of items.
 
 REACH = 4  # mean distance, in items of a class, between two items that exchange actions
 PARTS = (0.02, 0.05, 0.1, 0.2)  # shares of all items to copy from another choice

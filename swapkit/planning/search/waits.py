@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from swapkit.simulation.levels import count_fitting, find_levels
+from swapkit.simulation.items import count_fitting, find_levels
 from swapkit.simulation.timeline import RECOMPUTE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from swapkit.planning.search.trials import Trial, Trials
+    from swapkit.planning.search.moves import Trial, Trials
     from swapkit.simulation.problems import Bytes
 
 MOST_WAITS = 128  # the longest; each takes a simulation

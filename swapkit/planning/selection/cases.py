@@ -1,17 +1,4 @@
-"""The state of all steps with inputs of the same shapes, and the rules for replacing their plan.
-
-A plan is replaced only for a recurring reason, and no more often than pays:
-
-    another way   more than `patience` steps in a row differ from the recorded step
-    a rescue      `RECURRENCES` of the last `WATCHED_STEPS`; or the first rescue of a plan that is
-                  not *proven*, that is, has not held for `REGULAR_STEPS` yet
-
-Recording and planning take time from training. After `RECORDINGS` of a case, each further recording
-must wait until its time is a small share (`SHARE`) of the steps in between.
-
-Slow steps are not a reason. Garbage collection, file systems and other programs slow steps down,
-and a recording in such a phase is no better than the current one.
-"""
+"""Steps with inputs of the same shapes or of any length, and when their plan is replaced."""
 
 from __future__ import annotations
 
@@ -19,17 +6,157 @@ import enum
 import math
 import statistics
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from swapkit.planning.selection.outcomes import Timing
+from swapkit.ir.traces import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from swapkit.ir.plans import Plan
-    from swapkit.ir.traces import HostTime, Trace
-    from swapkit.planning.selection.outcomes import Outcome
+    from swapkit.ir.traces import HostTime, Storage, Trace
+
+# ---- outcomes ------------------------------------------------------------------------------------
+#
+# Instructions for a step, and its outcome.
+
+
+class StepMode(enum.Enum):
+    """How a session runs a step."""
+
+    RESCUE = "rescue"  # no plan: rescue when memory fills up
+    RECORD = "record"  # the same, and record the step
+    FOLLOW = "follow"
+
+
+class Timing(enum.Enum):
+    """How a session measures a step. A device other than the CPU runs asynchronously."""
+
+    HOST = "host"  # from start to end on the host, without waiting for the device
+    LEAD = "lead"  # the same, and record the step's end on the device for the next step
+    PACE = "pace"  # from the recorded end to the step's own end, for which the host waits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instruction:
+    """The instruction for the step that begins."""
+
+    mode: StepMode
+    trace: Trace | None = None  # to follow: the plan's
+    plan: Plan | None = None
+    for_any_length: bool = False  # whether the plan is for storages of any size
+    timing: Timing = Timing.HOST
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The outcome of a step."""
+
+    seconds: float
+    timing: Timing = Timing.HOST  # how `seconds` was measured; on a CPU, HOST is device time
+    is_host_bound: bool = False  # whether the host was busy all the time: `Timing.PACE`
+    rescues: int = 0
+    deviation: str = ""  # where the step left the plan; empty: nowhere
+    resized_bytes: int = 0  # of the tensor there, if only its size was unexpected
+    trace: Trace | None = None  # the recorded trace
+    is_lost: bool = False  # whether the step was recorded, but there is no trace to plan from
+    is_heavier: bool = (
+        False  # whether more memory was in use before it than before the recorded one
+    )
+
+
+# ---- lengths -------------------------------------------------------------------------------------
+#
+# Inputs of any length: one plan for all steps that differ only in sizes.
+#
+# Such steps run the same operators. The plan is made from one recorded step, scaled to the longest
+# inputs seen so far: a plan that fits these fits all shorter ones. Sizes and times are assumed to
+# grow with the inputs. If they do not, a rescue helps, and then plans for less memory.
+
+GROWING = frozenset({Kind.ACTIVATION, Kind.INPUT})
+AHEAD = 1.125  # times a length beyond the plan: the next planned one, as lengths keep growing
+
+
+@dataclass(slots=True, eq=False)
+class Lengths:
+    """Steps whose inputs differ only in their sizes. Lengths are numbers of elements."""
+
+    case: Case = field(default_factory=lambda: Case(recordings=RECORDINGS))
+    longest: int = 0  # of all steps seen
+    planned: int = 0  # the longest inputs that the plan is for
+    may_grow: bool = True  # whether longer inputs may have a plan
+    _trace: Trace | None = None  # as recorded,
+    _recorded: int = 0  # with inputs of this length
+
+    def see(self, length: int) -> None:
+        """Count the length of a step."""
+        self.longest = max(self.longest, length)
+
+    def record(self, trace: Trace, length: int) -> Trace:
+        """Store a recorded step; return the step scaled to the longest inputs."""
+        self._trace, self._recorded, self.may_grow = trace, length, True
+        return self._scale(self.longest)
+
+    def as_recorded(self) -> Trace | None:
+        """Return the unscaled step, after no plan was found for the scaled one; None: tried."""
+        if self.planned <= self._recorded:
+            return None
+        self.may_grow = False
+        return self._scale(self._recorded)
+
+    def grow(self) -> Trace | None:
+        """Return the step for inputs longer than planned; None: the plan covers all seen so far."""
+        if not self.may_grow or self._trace is None or self.longest <= self.planned:
+            return None
+        return self._scale(math.ceil(self.longest * AHEAD))
+
+    def _scale(self, length: int) -> Trace:
+        assert self._trace is not None
+        self.planned = length
+        return scale(self._trace, length / self._recorded if self._recorded else 1.0)
+
+
+def scale(trace: Trace, factor: float) -> Trace:
+    """Return the step with inputs that are `factor` times as long."""
+    if factor == 1.0:
+        return trace
+    return replace(
+        trace,
+        operators=tuple(
+            replace(
+                each,
+                seconds=each.seconds * factor,
+                workspace_bytes=math.ceil(each.workspace_bytes * factor),
+            )
+            for each in trace.operators
+        ),
+        storages=tuple(_scale_storage(each, factor) for each in trace.storages),
+        step_seconds=trace.step_seconds * factor,
+    )
+
+
+def _scale_storage(storage: Storage, factor: float) -> Storage:
+    if storage.kind not in GROWING:
+        return storage
+    return replace(storage, nbytes=math.ceil(storage.nbytes * factor))
+
+
+# ---- cases ---------------------------------------------------------------------------------------
+#
+# The state of all steps with inputs of the same shapes, and the rules for replacing their plan.
+#
+# A plan is replaced only for a recurring reason, and no more often than pays:
+#
+#   another way   more than `patience` steps in a row differ from the recorded step
+#   a rescue      `RECURRENCES` of the last `WATCHED_STEPS`; or the first rescue of a plan that is
+#                 not *proven*, that is, has not held for `REGULAR_STEPS` yet
+#
+# Recording and planning take time from training. After `RECORDINGS` of a case, each further
+# recording must wait until its time is a small share (`SHARE`) of the steps in between.
+#
+# Slow steps are not a reason. Garbage collection, file systems and other programs slow steps down,
+# and a recording in such a phase is no better than the current one.
 
 ROUNDS = 4  # rounds of candidates, each for less memory than the previous one
 ODD_STEPS = 1  # steps in a row that go another way, before one is recorded

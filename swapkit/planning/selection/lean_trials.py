@@ -11,8 +11,7 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING
 
-from swapkit.planning.selection.cases import FASTER, Asked, Case, Lean, Request, Tried
-from swapkit.planning.selection.outcomes import Timing
+from swapkit.planning.selection.cases import FASTER, Asked, Case, Lean, Request, Timing, Tried
 from swapkit.planning.selection.taking import Taking
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
     from swapkit.ir.plans import Plan
     from swapkit.planning.selection.asking import Found, MakePlans
-    from swapkit.planning.selection.outcomes import Outcome
+    from swapkit.planning.selection.cases import Outcome
 
 # With each of the two plans: the first steps map memory, and other stages may be busy with plans.
 # The median of the others counts: a step in which the stage catches up with others is too short.

@@ -32,21 +32,23 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+from swapkit.planning.selection.asking import Given
 from swapkit.planning.selection.cases import (
     ROUNDS,
     SHARE,
     Asked,
     Case,
+    Instruction,
     Lean,
+    Lengths,
+    Outcome,
     Request,
     Stage,
+    StepMode,
     Tried,
     find_best,
 )
-from swapkit.planning.selection.given import Given
 from swapkit.planning.selection.lean_trials import LeanTrials
-from swapkit.planning.selection.lengths import Lengths
-from swapkit.planning.selection.outcomes import Instruction, Outcome, StepMode
 from swapkit.planning.selection.taking import LONGER
 
 if TYPE_CHECKING:

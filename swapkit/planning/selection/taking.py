@@ -6,9 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from swapkit.planning.selection.asking import Asking, Found
-from swapkit.planning.selection.cases import ROUNDS, Asked, Case, Lean, Request, find_best
+from swapkit.planning.selection.cases import ROUNDS, Asked, Case, Lean, Lengths, Request, find_best
 from swapkit.planning.selection.host_time import find_host_time
-from swapkit.planning.selection.lengths import Lengths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -12,8 +12,8 @@ from swapkit.ir.traces import Phase
 from swapkit.reporting.plans import name_site
 from swapkit.reporting.steps import COPY_IN, COPY_OUT, RECOMPUTE, WAITING, list_works
 from swapkit.reporting.traces.tracks import Slice, Tracks, Values
-from swapkit.simulation.event_moves import EventLife, find_event_lives
 from swapkit.simulation.occupancy import Layer, measure_occupancy
+from swapkit.simulation.schedules import EventLife, find_event_lives
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

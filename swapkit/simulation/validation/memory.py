@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from swapkit.ir.plans import Schedule
     from swapkit.ir.traces import Trace
-    from swapkit.simulation.validation.recomputing import Demand
+    from swapkit.simulation.validation.computing import Demand
     from swapkit.simulation.validation.transfers import SwappedStorage
 
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from swapkit.ir.machines import Machine
     from swapkit.ir.plans import Decision, Prediction, Schedule
     from swapkit.ir.traces import Trace
+    from swapkit.simulation.validation.computing import Demand
     from swapkit.simulation.validation.memory import Occupation
-    from swapkit.simulation.validation.recomputing import Demand
     from swapkit.simulation.validation.transfers import SwappedStorage
 
 RELATIVE_TOLERANCE = 1e-9  # of the step: rounding errors of summed times

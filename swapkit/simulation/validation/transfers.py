@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from swapkit.ir.machines import Machine
     from swapkit.ir.plans import Decision, Schedule, Transfer
     from swapkit.ir.traces import Trace
+    from swapkit.simulation.validation.computing import Demand
     from swapkit.simulation.validation.gaps import Gap
-    from swapkit.simulation.validation.recomputing import Demand
 
 Span = tuple[float, float]
 

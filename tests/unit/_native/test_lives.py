@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from swapkit._native.backend import Backend
+from swapkit._native.layout import TAG_BACKWARD, TAG_OPTIMIZER, Lives, LivesMode
 from swapkit._native.lib import lib
-from swapkit._native.lives import TAG_BACKWARD, TAG_OPTIMIZER, Lives, LivesMode
 from swapkit._native.pool import Pool, RingKind, set_tag
 from swapkit.planning.layout.steps import LIFE
 

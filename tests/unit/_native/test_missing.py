@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from swapkit._native import missing
-from swapkit._native.missing import explain_missing
+from swapkit._native import lib
+from swapkit._native.lib import explain_missing
 from tests.support import ROOT
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def test_text_when_the_core_is_missing_then_it_names_what_to_do(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(missing, "_find_installed", lambda: installed)
+    monkeypatch.setattr(lib, "_find_installed", lambda: installed)
     if is_checkout:
         (tmp_path / "build_native.py").touch()
     text = explain_missing(tmp_path, ERROR)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swapkit._native.backend import Backend
-from swapkit._native.lives import TAG_OPTIMIZER, Lives, LivesMode
+from swapkit._native.layout import TAG_OPTIMIZER, Lives, LivesMode
 from swapkit._native.pool import Pool, RingKind, set_tag
 
 MIB = 1 << 20

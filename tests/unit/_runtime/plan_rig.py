@@ -18,7 +18,7 @@ from swapkit._runtime.recording.notes import Setting
 from swapkit._runtime.recording.recorder import Recorder
 from swapkit._runtime.saved.eviction import EvictionTerms
 from swapkit._runtime.saved.hooks import Hooks
-from swapkit._runtime.shim.placement import Placement
+from swapkit._runtime.shim.types import Placement
 from swapkit._runtime.thread_state import thread_state
 from swapkit.ir.plans import Action, Decision, Plan
 from swapkit.ir.traces import EventKind, Kind, Phase

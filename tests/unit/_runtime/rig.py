@@ -14,7 +14,7 @@ from swapkit._native.sched import Scheduler, State
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.saved.eviction import EvictionTerms
 from swapkit._runtime.saved.hooks import Hooks
-from swapkit._runtime.shim.placement import Placement
+from swapkit._runtime.shim.types import Placement
 from swapkit.ir.plans import Action
 from tests.support import MIB
 

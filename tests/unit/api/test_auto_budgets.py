@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import swapkit
-from swapkit._runtime.allocators import free_memory
-from swapkit._runtime.allocators.free_memory import HOST_RESERVE_BYTES, HOST_RESERVE_SHARE
+from swapkit._runtime.allocators import limits
+from swapkit._runtime.allocators.limits import HOST_RESERVE_BYTES, HOST_RESERVE_SHARE
 from swapkit.errors import InvalidArgument
 from swapkit.units import MIB
 
@@ -26,7 +26,7 @@ def reserve_bytes(installation: Installation) -> int:
 
 
 def set_free(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
-    monkeypatch.setattr(free_memory, "host_available_bytes", lambda: nbytes)
+    monkeypatch.setattr(limits, "host_available_bytes", lambda: nbytes)
 
 
 def reserved(installation: Installation) -> int:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import swapkit
-from swapkit._runtime.shim.placement import Placement
+from swapkit._runtime.shim.types import Placement
 from swapkit._runtime.user_choices.wrapping import PartForward, part_of
 from swapkit.errors import InvalidArgument
 from swapkit.ir.plans import Action, Tier

@@ -14,7 +14,7 @@ from benchmarks.replay.native import NativeAllocator
 from benchmarks.replay.planned_pool import PlannedPool
 from benchmarks.replay.pool import GRANULE_BYTES
 from benchmarks.replay.replaying import replay
-from swapkit._native.lives import TAG_BACKWARD, TAG_OPTIMIZER, Lives
+from swapkit._native.layout import TAG_BACKWARD, TAG_OPTIMIZER, Lives
 from swapkit.ir.traces import Phase
 from swapkit.planning.layout.steps import LIFE
 from tests.unit.benchmarks_replay.test_replaying import HOLES

@@ -13,9 +13,8 @@ import torch
 
 from swapkit import cli
 from swapkit._runtime.shim import build
-from swapkit.cli import checks
-from swapkit.cli.doctor import run_check
-from swapkit.cli.findings import Finding, Level
+from swapkit.cli import doctor
+from swapkit.cli.doctor import Finding, Level, run_check
 from swapkit.errors import NativeBuildError
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ def let_find(monkeypatch: pytest.MonkeyPatch, *findings: Finding) -> None:
     def make(finding: Finding) -> Callable[[], Finding]:
         return lambda: finding
 
-    monkeypatch.setattr(checks, "CHECKS", [(each.name, make(each)) for each in findings])
+    monkeypatch.setattr(doctor, "CHECKS", [(each.name, make(each)) for each in findings])
 
 
 def test_doctor_when_a_check_runs_then_the_rows_before_it_are_printed(
@@ -43,7 +42,7 @@ def test_doctor_when_a_check_runs_then_the_rows_before_it_are_printed(
         seen.append(capsys.readouterr().out)
         return GOOD
 
-    monkeypatch.setattr(checks, "CHECKS", [("numa", lambda: NOTE), ("torch", check)])
+    monkeypatch.setattr(doctor, "CHECKS", [("numa", lambda: NOTE), ("torch", check)])
     assert cli.main(["doctor"]) == 0
     assert seen == ["note     numa         unknown\n"]
 
@@ -88,9 +87,9 @@ def test_torch_when_swapkit_is_not_installed_then_a_note_says_so(
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "requires", lambda _: ["torch>=2"])
-    assert "imported from a folder" not in checks.check_torch().text
+    assert "imported from a folder" not in doctor.check_torch().text
     monkeypatch.setattr(importlib.metadata, "requires", fail)
-    found = run_check("torch", checks.check_torch)
+    found = run_check("torch", doctor.check_torch)
     assert found.level is Level.NOTE
     assert "imported from a folder" in found.text
 
@@ -114,7 +113,7 @@ def test_compiler_when_there_is_none_then_a_problem_unless_the_shim_is_compiled(
     if is_compiled:
         (tmp_path / "swapkit").mkdir()
         (tmp_path / "swapkit" / name).touch()
-    found = checks.check_compiler()
+    found = doctor.check_compiler()
     assert found.level is level
     assert "apt-get install g++" in found.remedy
 
@@ -136,7 +135,7 @@ def test_release_when_untested_then_a_note_and_out_of_range_a_problem(
 ) -> None:
     monkeypatch.setattr(torch, "__version__", version)
     monkeypatch.setattr(importlib.metadata, "requires", lambda _: ["numpy>=1", "torch<3,>=2.10"])
-    found = checks.check_torch()
+    found = doctor.check_torch()
     assert found.level is level
     if level is Level.NOTE:
         assert found.text == f"torch {version} is untested with this swapkit"
@@ -155,7 +154,7 @@ def test_environment_when_torchs_variable_is_set_then_judged(
     value: str, level: Level, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", value)
-    found = checks.check_environment()
+    found = doctor.check_environment()
     assert found.level is level, found
     assert value.partition(":")[0] in found.text
 
@@ -167,14 +166,14 @@ def test_training_when_its_process_fails_then_a_problem_with_its_last_line(
         return subprocess.CompletedProcess(command, 1, stdout="", stderr="a\nnothing was moved\n")
 
     monkeypatch.setattr(subprocess, "run", fail)
-    found = checks.check_training()
+    found = doctor.check_training()
     assert found.level is Level.PROBLEM
     assert "exit code 1: nothing was moved" in found.text
 
 
 def test_checks_when_run_here_then_no_problem() -> None:
     """All but those that measure or train."""
-    quick = {name: check for name, check in checks.CHECKS if name not in {"link", "training"}}
+    quick = {name: check for name, check in doctor.CHECKS if name not in {"link", "training"}}
     found = [run_check(name, check) for name, check in quick.items()]
     assert [each.name for each in found] == list(quick)
     assert not [each for each in found if each.level is Level.PROBLEM]

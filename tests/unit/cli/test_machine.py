@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from swapkit import cli as command_line
-from swapkit._runtime.affinity.choice import CpuChoice
+from swapkit._runtime.affinity.devices import CpuChoice
 from swapkit._runtime.machine import measured_machine as measuring
 from swapkit._runtime.machine.bandwidth import Speeds
 from swapkit._runtime.process.runtime import get_runtime

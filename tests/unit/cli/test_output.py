@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from swapkit.cli.output import show_table
+from swapkit.cli.base import show_table
 
 if TYPE_CHECKING:
     import pytest

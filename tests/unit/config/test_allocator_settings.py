@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from swapkit.config.allocator_keys import KEYS, ROUNDUP_INTERVALS, format_keys
 from swapkit.config.allocator_settings import (
+    KEYS,
+    ROUNDUP_INTERVALS,
     AllocatorSettings,
+    format_keys,
     parse_allocator_settings,
     read_allocator_settings,
     report_settings,
@@ -274,7 +276,7 @@ def test_page_size_when_the_device_is_no_npu_then_reported_as_without_effect(
 
 def test_documentation_when_read_then_it_has_the_table_of_keys() -> None:
     assert format_keys() in DOCUMENT.read_text(), (
-        "run python -m swapkit.config.allocator_keys, and replace the table in docs/environment.md"
+        "run python -m swapkit.config.allocator_settings for docs/environment.md"
     )
 
 

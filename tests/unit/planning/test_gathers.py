@@ -8,8 +8,7 @@ import pytest
 
 from swapkit.ir.checks import check_trace
 from swapkit.ir.traces import Phase, Trace, is_wait
-from swapkit.planning.gather_rewriting import rewrite_gathers
-from swapkit.planning.gathers import find_gathered, list_gathers
+from swapkit.planning.gathers import find_gathered, list_gathers, rewrite_gathers
 from tests.support.gathered_steps import GATHER_SECONDS, WAIT_SECONDS, WORK_SECONDS, make_step
 
 ALL = frozenset("012")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from swapkit.ir.plans import Action, Plan, Prediction, Tier
 from swapkit.planning.reasons import Reason, Why
-from swapkit.planning.search.trade_offs import TradeOff
+from swapkit.planning.search.solving import TradeOff
 from swapkit.reporting.plans import (
     SiteReport,
     format_plan,

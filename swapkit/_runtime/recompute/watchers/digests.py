@@ -20,8 +20,12 @@ import torch
 
 from swapkit._runtime.operators.effects import can_keep, effects_of
 from swapkit._runtime.operators.names import operator_names
-from swapkit._runtime.recompute.watchers.collectives import may_be_under_way
-from swapkit._runtime.recompute.watchers.operator_modes import OperatorMode, ReplayMode, inspect
+from swapkit._runtime.recompute.watchers.operator_modes import (
+    OperatorMode,
+    ReplayMode,
+    inspect,
+    may_be_under_way,
+)
 from swapkit._runtime.recompute.watchers.selection import CAUSES
 from swapkit._runtime.torch_compat.internals import pytree, storage_address
 from swapkit._runtime.torch_compat.isolation import hidden

@@ -42,7 +42,7 @@ from swapkit._runtime.recompute.watchers.operator_modes import (
     is_tensor,
 )
 from swapkit._runtime.torch_compat.internals import ExcludeKey, keeps_graph, pytree, storage_address
-from swapkit._runtime.torch_compat.plain_tensors import is_plain
+from swapkit._runtime.torch_compat.wrappers import is_plain
 from swapkit.errors import InvalidArgument, RecomputeMismatch, SavedTensorModified
 
 if TYPE_CHECKING:

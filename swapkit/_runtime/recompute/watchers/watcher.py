@@ -14,8 +14,8 @@ import torch
 from swapkit._runtime.operators.effects import can_keep
 from swapkit._runtime.operators.names import find_operators, matches
 from swapkit._runtime.process.scopes import default_placement
-from swapkit._runtime.recompute.watchers.collectives import RepeatedCollectives, is_collective
 from swapkit._runtime.recompute.watchers.digests import RegionDigests
+from swapkit._runtime.recompute.watchers.operator_modes import RepeatedCollectives, is_collective
 from swapkit._runtime.recompute.watchers.selection import (
     Keeper,
     Log,
@@ -25,7 +25,7 @@ from swapkit._runtime.recompute.watchers.selection import (
     ResultSelection,
 )
 from swapkit._runtime.saved.taken_apart import TakenApart
-from swapkit._runtime.shim.placement import Placement
+from swapkit._runtime.shim.types import Placement
 from swapkit._runtime.torch_compat.dispatch_modes import entered
 from swapkit._runtime.torch_compat.isolation import untraced
 from swapkit.config.environment import read_environment

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from swapkit._runtime.model import global_hooks
-from swapkit._runtime.model.model_parts import parts_of
-from swapkit._runtime.model.tracker import NO_MODULE
+from swapkit._runtime.model.tracker import NO_MODULE, parts_of
 from swapkit._runtime.torch_compat.dispatch_modes import renew_late
 from swapkit._runtime.torch_compat.internals import NO_TASK, graph_task
 

@@ -12,10 +12,14 @@ import pytest
 import torch
 
 from swapkit._runtime.affinity import devices
-from swapkit._runtime.affinity.addresses import cuda_address, parse_address
-from swapkit._runtime.affinity.cpu_lists import format_cpus, parse_cpus
 from swapkit._runtime.affinity.devices import DevicePlaces
-from swapkit._runtime.affinity.places import list_nodes
+from swapkit._runtime.affinity.places import (
+    cuda_address,
+    format_cpus,
+    list_nodes,
+    parse_address,
+    parse_cpus,
+)
 from swapkit.config.cpu_affinity import CpuAffinity
 from tests.machines.recorded import RecordedSystem
 

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from swapkit._runtime.affinity.choice import list_cores
-from swapkit._runtime.affinity.cpu_lists import parse_cpus
+from swapkit._runtime.affinity.devices import list_cores
+from swapkit._runtime.affinity.places import parse_cpus
 from swapkit.errors import InvalidArgument
 from tests.machines.__main__ import format_machines
 from tests.machines.recorded import NAMES, RecordedSystem

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swapkit._runtime.allocators.advice import SCATTERED_BYTES, advise_here, advise_layout
+from swapkit._runtime.allocators.memory_holders import SCATTERED_BYTES, advise_here, advise_layout
 
 FREE_BYTES = SCATTERED_BYTES + (1 << 29)
 IN_USE_BYTES = 100

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from swapkit._runtime.allocators.host_memory import host_available_bytes
+from swapkit._runtime.allocators.limits import host_available_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path

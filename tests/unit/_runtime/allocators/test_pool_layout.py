@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from swapkit._native.backend import Backend
-from swapkit._native.lives import TAG_BACKWARD, Lives, LivesMode
+from swapkit._native.layout import TAG_BACKWARD, Lives, LivesMode
 from swapkit._native.pool import Pool, RingKind, set_tag
 from swapkit._runtime.allocators import pool_layout
 from swapkit._runtime.allocators.pool_layout import (

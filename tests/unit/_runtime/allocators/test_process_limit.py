@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import swapkit
-from swapkit._runtime.allocators.process_limit import ProcessLimit
+from swapkit._runtime.allocators.limits import ProcessLimit
 from swapkit.errors import InvalidArgument
 from tests.support import MIB, limit_above_reserved
 

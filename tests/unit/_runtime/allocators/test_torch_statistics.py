@@ -14,7 +14,7 @@ import torch
 
 from swapkit._native.backend import Backend
 from swapkit._native.pool import Pool
-from swapkit._runtime.allocators.torch_statistics import nest_stats, repair_statistics
+from swapkit._runtime.allocators.torch_allocator import nest_stats, repair_statistics
 from swapkit._runtime.torch_compat.accelerators import CUDA
 from tests.support import MIB
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from swapkit._runtime.control.first_events import FirstEvent
+from swapkit._runtime.control.steps import FirstEvent
 
 TENSOR = torch.zeros(1)
 

@@ -11,8 +11,8 @@ import torch.distributed
 
 import swapkit
 from swapkit._runtime.control import plan_maker as plan_making
-from swapkit._runtime.control.rank_agreement import PATIENCE_STEPS, Ranks
 from swapkit._runtime.control.rank_meetings import MeetingPlaces
+from swapkit._runtime.control.rank_switch import PATIENCE_STEPS, Ranks
 from swapkit.errors import InvalidDocument, PlanMismatch
 from swapkit.planning.beside import at_once
 from swapkit.planning.planner import find_floor

@@ -9,7 +9,7 @@ import pytest
 from swapkit._runtime.control import plan_maker as plan_making
 from swapkit._runtime.control.plan_maker import PlanMaker
 from swapkit._runtime.control.session_config import SessionConfig
-from swapkit._runtime.saved.limits import Limits
+from swapkit._runtime.saved.device import Limits
 from swapkit.errors import InfeasibleBudget, OverBudget
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import pytest
 import torch.distributed
 import torch.testing._internal.distributed.fake_pg  # knows the backend "fake"
 
-from swapkit._runtime.control.rank_agreement import MOST_NAMED, PATIENCE_STEPS, Ranks, join_ranks
 from swapkit._runtime.control.rank_meetings import MeetingPlaces
+from swapkit._runtime.control.rank_switch import MOST_NAMED, PATIENCE_STEPS, Ranks, join_ranks
 from swapkit.errors import InfeasibleBudget, InvalidDocument
 from swapkit.units import MOST_BYTES
 from tests.support import MIB

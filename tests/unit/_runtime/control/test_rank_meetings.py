@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch.distributed
 
-from swapkit._runtime.control import store_threads
-from swapkit._runtime.control.rank_agreement import PATIENCE_STEPS, Ranks
+from swapkit._runtime.control import rank_store
 from swapkit._runtime.control.rank_meetings import MeetingPlaces
+from swapkit._runtime.control.rank_switch import PATIENCE_STEPS, Ranks
 from tests.support import MIB
 
 distributed: Any = torch.distributed
@@ -244,7 +244,7 @@ class Hung:
 def test_session_when_the_store_s_host_hangs_then_it_goes_on_alone_and_ends_without_waiting(
     steps_before: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(store_threads, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(rank_store, "ANSWER_SECONDS", 0.05)
     hung = Hung()
     first = start(2, hung)[0]
     ranks = first.enter()

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch.distributed
 
-from swapkit._runtime.control import store_threads
+from swapkit._runtime.control import rank_store
+from swapkit._runtime.control.rank_store import SharedStore
 from swapkit._runtime.control.rank_switch import (
     LEADS,
     LOOKS,
@@ -21,7 +22,6 @@ from swapkit._runtime.control.rank_switch import (
     SwitchPlace,
     parse_proposal,
 )
-from swapkit._runtime.control.shared_store import SharedStore
 from swapkit.errors import InvalidDocument, SessionError
 
 if TYPE_CHECKING:
@@ -263,7 +263,7 @@ class Stalling:
 def test_rank_when_its_consent_arrives_after_it_gave_up_waiting_then_it_raises(
     late: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_threads, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(rank_store, "ANSWER_SECONDS", 0.1)
     ranks = make()
     stalling = Stalling(ranks[late].store, late, 0.5)
     place = ranks[late].switch._place
@@ -277,7 +277,7 @@ def test_rank_when_its_consent_arrives_after_it_gave_up_waiting_then_it_raises(
 def test_rank_when_it_gave_up_waiting_then_a_late_request_does_not_consent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(store_threads, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(rank_store, "ANSWER_SECONDS", 0.1)
     goes_on = threading.Event()
     ranks = make()
     store = ranks[1].store

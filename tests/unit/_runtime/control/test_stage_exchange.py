@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch.distributed
 
-from swapkit._runtime.control.stage_exchange import (
+from swapkit._runtime.control.stages import (
     MOST_STEPS,
     Pipelines,
     StageExchange,

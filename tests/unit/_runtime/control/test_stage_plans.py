@@ -6,16 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed
 
-from swapkit._runtime.control import stage_plans
-from swapkit._runtime.control.stage_exchange import MOST_STEPS, Pipelines
-from swapkit._runtime.control.stage_plans import StagePlans
+from swapkit._runtime.control import stages
+from swapkit._runtime.control.stages import MOST_STEPS, Pipelines, StagePlans
 from swapkit.ir.plans import Plan, Prediction
 from swapkit.ir.stages import StagePlace
 from swapkit.ir.traces import WAIT, Operator, Phase, Trace
-from swapkit.planning.selection.cases import RECURRENCES
+from swapkit.planning.selection.cases import RECURRENCES, Outcome
 from swapkit.planning.selection.lean_trials import SETTLING, STEPS
 from swapkit.planning.selection.learner import LOOKS, Learner
-from swapkit.planning.selection.outcomes import Outcome
 from tests.support.learning import LEAN, LeanPlans
 
 if TYPE_CHECKING:
@@ -87,7 +85,7 @@ class World:
         self.stages: list[Stage] = []
         self._now = 0
         self.restart()
-        monkeypatch.setattr(stage_plans, "find_pipelines", lambda: self._pipelines[self._now])
+        monkeypatch.setattr(stages, "find_pipelines", lambda: self._pipelines[self._now])
 
     def restart(self) -> None:
         """Have a new default process group."""
@@ -212,7 +210,7 @@ def test_session_when_it_is_no_stage_then_nothing_is_asked(monkeypatch: pytest.M
     def find_pipelines() -> None:
         raise AssertionError
 
-    monkeypatch.setattr(stage_plans, "find_pipelines", find_pipelines)
+    monkeypatch.setattr(stages, "find_pipelines", find_pipelines)
     for place in (None, StagePlace((0,), 1, (0,)), StagePlace((0,), 2, ())):
         stage = Stage(10.0, place=place)
         assert [stage.step() for _ in range(4)] == ["record", OWN, OWN, OWN]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from swapkit._runtime.control.step_recording import finish_trace
+from swapkit._runtime.control.steps import finish_trace
 from swapkit.ir.traces import Operator, Phase, Storage, Trace
 from swapkit.planning.selection.cases import Case
 

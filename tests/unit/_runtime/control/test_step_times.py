@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from swapkit._runtime.control.step_times import KINDS_KEPT, STEPS_TIMED, StepClock, StepTimes
-from swapkit.planning.selection.outcomes import Timing
+from swapkit._runtime.control.steps import KINDS_KEPT, STEPS_TIMED, StepClock, StepTimes
+from swapkit.planning.selection.cases import Timing
 
 if TYPE_CHECKING:
     import pytest

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from swapkit._runtime.execution.plan_checks import (
+from swapkit._runtime.execution.plan_compiler import (
     HEAVIER,
     check_fit,
     is_heavier,

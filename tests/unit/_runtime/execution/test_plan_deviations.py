@@ -15,7 +15,7 @@ from torch import nn
 from swapkit._native.sched import State
 from swapkit._runtime.execution.plan_compiler import compile_plan
 from swapkit._runtime.execution.plan_executor import PlanExecutor
-from swapkit._runtime.saved.byte_curve import Curve
+from swapkit._runtime.saved.device import Curve
 from swapkit._runtime.shim.types import NO_LIMIT
 from swapkit.ir.plans import Action, Decision, Plan
 from tests.support import MIB

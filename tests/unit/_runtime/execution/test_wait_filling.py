@@ -10,7 +10,7 @@ import torch
 import torch.distributed
 
 from swapkit._runtime.execution.plan_executor import PlanExecutor
-from swapkit._runtime.execution.wait_filling import WaitFiller
+from swapkit._runtime.execution.planned_recomputation import WaitFiller
 from swapkit.ir.plans import Plan
 from swapkit.ir.traces import WAIT
 from tests.support import MIB

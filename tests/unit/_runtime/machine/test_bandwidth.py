@@ -15,7 +15,7 @@ from swapkit._runtime.machine import bandwidth as speeds
 from swapkit._runtime.machine.bandwidth import measure_disk, measure_speeds
 from swapkit._runtime.machine.copy_bursts import BurstOut, Lanes
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit._runtime.saved.limits import Limits
+from swapkit._runtime.saved.device import Limits
 from swapkit.errors import BackendError, DiskError, OutOfHostMemory, OverBudget
 from swapkit.testing import slow_link
 from tests.support import MIB, limit_above_reserved

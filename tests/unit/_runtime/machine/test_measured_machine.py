@@ -18,9 +18,8 @@ from swapkit._runtime.machine.bandwidth import Speeds
 from swapkit._runtime.machine.measured_machine import _read as read_cached_machine
 from swapkit._runtime.machine.measured_machine import measure_machine
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit._runtime.saved.limits import Limits
-from swapkit._runtime.shim.build import shim_name
-from swapkit._runtime.shim.user_cache import find_cached
+from swapkit._runtime.saved.device import Limits
+from swapkit._runtime.shim.build import find_cached, shim_name
 from swapkit.testing import slow_link
 from tests.support import MIB, finish_python, start_python
 
@@ -186,7 +185,7 @@ def test_processes_when_they_ask_at_once_then_one_measures(tmp_path: Path) -> No
         from swapkit._runtime.machine import measured_machine as measuring
         from swapkit._runtime.process.runtime import get_runtime
         from swapkit._runtime.machine.bandwidth import Speeds
-        from swapkit._runtime.saved.limits import Limits
+        from swapkit._runtime.saved.device import Limits
 
         own = float(os.getpid())
         measuring.measure_speeds = lambda *_, **__: Speeds(

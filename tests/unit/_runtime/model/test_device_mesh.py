@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from swapkit._runtime.model.device_mesh import check_group, find_tensor_parallel_group
+from swapkit._runtime.model.ranks import check_group, find_tensor_parallel_group
 from swapkit.errors import InvalidArgument
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from swapkit._runtime.model.model_parts import (
+from swapkit._runtime.model.tracker import (
     ModelParts,
     find_called,
     gather_parts,

@@ -12,7 +12,7 @@ import torch.distributed
 
 import swapkit
 from swapkit._runtime.allocators.installed_pool import Installation
-from swapkit._runtime.model import node_ranks
+from swapkit._runtime.model import ranks
 from swapkit._runtime.saved import device as saved_device
 from swapkit._runtime.saved.device import LOCKED_SHARE, Device
 from tests.support import MIB
@@ -43,23 +43,23 @@ class Group:
         monkeypatch.setattr(distributed, "is_initialized", lambda: True)
         monkeypatch.setattr(distributed, "get_world_size", lambda: len(machines))
         monkeypatch.setattr(distributed, "get_rank", lambda: self._here.rank)
-        monkeypatch.setattr(node_ranks, "default_store", lambda: store)
-        monkeypatch.setattr(node_ranks, "_name_of_machine", lambda: self._machines[self._here.rank])
+        monkeypatch.setattr(ranks, "default_store", lambda: store)
+        monkeypatch.setattr(ranks, "_name_of_machine", lambda: self._machines[self._here.rank])
 
-    def count(self, ranks: range) -> list[int]:
+    def count(self, numbers: range) -> list[int]:
         """Have these ranks ask at the same time; return what each was told."""
         told: dict[int, int] = {}
 
         def ask(rank: int) -> None:
             self._here.rank = rank
-            told[rank] = node_ranks._ask()
+            told[rank] = ranks._ask()
 
-        threads = [threading.Thread(target=ask, args=(rank,)) for rank in ranks]
+        threads = [threading.Thread(target=ask, args=(rank,)) for rank in numbers]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        return [told[rank] for rank in ranks]
+        return [told[rank] for rank in numbers]
 
 
 def test_ranks_when_no_launcher_says_then_counted_by_the_machines_names(
@@ -72,15 +72,15 @@ def test_ranks_when_no_launcher_says_then_counted_by_the_machines_names(
 def test_ranks_when_some_say_nothing_then_counted_as_of_this_machine_with_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(node_ranks, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(ranks, "PATIENCE_SECONDS", 0.05)
     group = Group(monkeypatch, ["a", "b", "b", "b"])
     assert group.count(range(1)) == [4]
     assert "3 have not said so" in caplog.text
 
 
 def test_ranks_when_there_is_no_process_group_then_one() -> None:
-    assert node_ranks.count_ranks() == 1
-    assert node_ranks.count_node_ranks() == 1
+    assert ranks.count_ranks() == 1
+    assert ranks.count_node_ranks() == 1
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 7])

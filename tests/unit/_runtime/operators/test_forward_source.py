@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from swapkit._runtime.operators.forward_source import operators_of
+from swapkit._runtime.operators.names import operators_of
 
 
 def scale(x: torch.Tensor) -> torch.Tensor:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from swapkit._runtime.allocators.installed_pool import Installation
-    from swapkit._runtime.optimizer.host_copies import HostBuffer, HostCopy
+    from swapkit._runtime.optimizer.state_slots import HostBuffer, HostCopy
 
 
 @pytest.fixture

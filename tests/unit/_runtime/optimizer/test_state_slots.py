@@ -9,8 +9,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from swapkit._runtime.optimizer.chunked_step import attach
-from swapkit._runtime.optimizer.state_dicts import report_places
+from swapkit._runtime.optimizer.chunked_step import attach, report_places
 from swapkit._runtime.torch_compat.internals import get_shard, set_shard
 from tests.support.offloading import (
     STATE,

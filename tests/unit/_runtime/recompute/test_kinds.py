@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from swapkit._runtime.recompute.kinds import kind_of
+from swapkit._runtime.recompute.region_findings import kind_of
 
 
 class Way(enum.Enum):

@@ -9,7 +9,7 @@ import torch
 
 from swapkit._native.backend import Backend
 from swapkit._native.sched import State
-from swapkit._runtime.shim.placement import Placement
+from swapkit._runtime.shim.types import Placement
 from swapkit.errors import SavedTensorModified
 from swapkit.ir.plans import Action
 from tests.support import MIB

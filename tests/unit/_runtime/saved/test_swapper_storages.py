@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from swapkit._native.sched import State
-from swapkit._runtime.shim.placement import Placement
+from swapkit._runtime.shim.types import Placement
 from swapkit.ir.plans import Action
 from tests.support import MIB
 from tests.support.threads import on_threads

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from swapkit._runtime.session import bound
-from swapkit._runtime.session.bound import bind, close_left
+from swapkit._runtime.session import life
+from swapkit._runtime.session.life import bind, close_left
 
 pytestmark = pytest.mark.usefixtures("installation")  # the shim reads the stacks of threads
 
@@ -36,7 +36,7 @@ def ask_deeper() -> None:
 @pytest.fixture
 def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nothing but questions close sessions."""
-    monkeypatch.setattr(bound, "_watchers", [threading.current_thread()])
+    monkeypatch.setattr(life, "_watchers", [threading.current_thread()])
 
 
 @pytest.mark.usefixtures("unwatched")
@@ -88,7 +88,7 @@ def test_session_when_nobody_asks_then_a_thread_closes_it_and_ends() -> None:
         bind(door, sys._getframe())
 
     loop()
-    while door.is_active or bound._watchers:  # the suite's limit ends this
+    while door.is_active or life._watchers:  # the suite's limit ends this
         time.sleep(0.01)
     assert door.closers != [threading.get_ident()]
 

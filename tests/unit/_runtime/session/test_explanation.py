@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from swapkit._runtime.control.plan_status import PlanStatus
-from swapkit._runtime.execution.plan_checks import pace
+from swapkit._runtime.execution.plan_compiler import pace
 from swapkit._runtime.session import reports as explaining
 from swapkit._runtime.session.reports import explain
 from swapkit.ir.machines import Machine
 from swapkit.ir.runs import SessionStats
 from swapkit.planning.planner import make_plan
-from swapkit.planning.search.trade_offs import TradeOff
+from swapkit.planning.search.solving import TradeOff
 from swapkit.simulation.lowering import lower
 from tests.support.layers import layered_trace
 from tests.support.problems import kept_peak

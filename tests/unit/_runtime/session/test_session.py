@@ -15,8 +15,7 @@ from torch import nn
 
 import swapkit
 from swapkit._runtime.control.session_config import SessionConfig
-from swapkit._runtime.saved.device import CPU
-from swapkit._runtime.saved.limits import Limits
+from swapkit._runtime.saved.device import CPU, Limits
 from swapkit._runtime.session.session import Session
 from swapkit.errors import OverBudget, SessionError
 from tests.support import MIB, idle, limit_above_reserved

@@ -19,7 +19,7 @@ from swapkit import cli as command_line
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.shim import build as shim_build
 from swapkit._runtime.shim import library as shim
-from swapkit._runtime.shim.user_cache import find_cached
+from swapkit._runtime.shim.build import find_cached
 from swapkit._runtime.torch_compat import dispatch_modes, isolation
 from swapkit.errors import NativeBuildError
 

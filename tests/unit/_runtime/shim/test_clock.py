@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit._runtime.saved.shared import PlannedMove
-from swapkit._runtime.shim.placement import Placement
+from swapkit._runtime.saved.device import PlannedMove
+from swapkit._runtime.shim.types import Placement
 from swapkit.ir.plans import Action
 from tests.unit._runtime.rig import make_swapper, scope
 

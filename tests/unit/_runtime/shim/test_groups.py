@@ -11,7 +11,7 @@ import torch
 
 from swapkit._native.sched import State
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit._runtime.shim.placement import Placement
+from swapkit._runtime.shim.types import Placement
 from swapkit.errors import SavedTensorModified
 from swapkit.ir.plans import Action
 from tests.unit._runtime.rig import evict, group_of, make_swapper, save, state_of, unpack

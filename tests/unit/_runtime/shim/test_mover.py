@@ -16,7 +16,7 @@ from swapkit._native.lib import lib
 from swapkit._native.pool import Ring
 from swapkit._native.sched import State
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit._runtime.shim.placement import Placement
+from swapkit._runtime.shim.types import Placement
 from swapkit.errors import BackendError, DiskError, SavedTensorModified
 from swapkit.ir.plans import Action, Tier
 from tests.support import MIB, run_python
@@ -329,7 +329,7 @@ def test_process_when_it_ends_while_a_thread_waits_for_a_copy_then_it_ends_well(
         import torch
         from swapkit._native.backend import Backend
         from tests.support.instruments import Instrument
-        from swapkit._runtime.shim.placement import Placement
+        from swapkit._runtime.shim.types import Placement
         from swapkit.ir.plans import Action
         from tests.unit._runtime.rig import group_of, make_swapper, save
 

@@ -10,7 +10,7 @@ import torch
 
 from swapkit._native.backend import Backend
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit._runtime.shim.placement import Placement
+from swapkit._runtime.shim.types import Placement
 from swapkit.ir.plans import Action
 from tests.support.instruments import Instrument
 from tests.support.threads import Worker, on_thread, on_threads
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from swapkit._runtime.allocators.installed_pool import Installation
-    from swapkit._runtime.saved.shared import PlannedMove
+    from swapkit._runtime.saved.device import PlannedMove
     from swapkit._runtime.saved.swapper import Swapper
 
 pytestmark = pytest.mark.usefixtures("installation")

@@ -14,9 +14,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from swapkit._runtime.shim import user_cache as cache
-from swapkit._runtime.shim.own_files import name_of, open_own, own_folder
-from swapkit._runtime.shim.user_cache import alone, cache_folder, find_cached
+from swapkit._runtime.shim import build as cache
+from swapkit._runtime.shim.build import (
+    alone,
+    cache_folder,
+    find_cached,
+    name_of,
+    open_own,
+    own_folder,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable

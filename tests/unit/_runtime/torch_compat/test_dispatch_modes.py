@@ -14,12 +14,12 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from swapkit._runtime.torch_compat import dispatch_modes
-from swapkit._runtime.torch_compat.compiled_code import may_compile
 from swapkit._runtime.torch_compat.dispatch_modes import DispatchMode, entered, mode_stack
 from swapkit._runtime.torch_compat.internals import (
     DispatchKey,
     HigherOrderOperator,
 )
+from swapkit._runtime.torch_compat.isolation import may_compile
 from tests.programs import assert_same_bits
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ with lock:
 
 LOCKS = {
     "helper": """
-        from swapkit._runtime.torch_compat.fork_locks import make_fork_lock
+        from swapkit._runtime.torch_compat.isolation import make_fork_lock
         lock = make_fork_lock()
     """,
     "modules": """

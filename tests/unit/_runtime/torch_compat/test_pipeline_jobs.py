@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
-from swapkit._runtime.torch_compat import pipeline_jobs
+from swapkit._runtime.torch_compat import reported_calls
 from swapkit.ir.stages import StagePlace
 
 if TYPE_CHECKING:
@@ -35,9 +35,9 @@ def jobs() -> Iterator[Jobs]:
     store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     made = Jobs()
-    pipeline_jobs.add(made)
+    reported_calls.add(made)
     yield made
-    pipeline_jobs.remove(made)
+    reported_calls.remove(made)
     if dist.is_initialized():
         dist.destroy_process_group()
 

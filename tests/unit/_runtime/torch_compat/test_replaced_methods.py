@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from swapkit._runtime.torch_compat.replaced_methods import ReplacedMethod
+from swapkit._runtime.torch_compat.reported_calls import ReplacedMethod
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ from torch import nn
 
 from swapkit._native.sched import State
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit._runtime.shim.placement import Placement
+from swapkit._runtime.shim.types import Placement
 from swapkit._runtime.user_choices.operator_choices import (
     ChosenOperators,
     carrying,

@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from swapkit.compat.mindspeed.chosen_modules import recompute_modules, swap_activation_modules
-from swapkit.compat.mindspeed.module_patterns import compile_pattern, find_modules
+from swapkit.compat.mindspeed.chosen_modules import (
+    compile_pattern,
+    find_modules,
+    recompute_modules,
+    swap_activation_modules,
+)
 from swapkit.errors import InvalidArgument
 
 

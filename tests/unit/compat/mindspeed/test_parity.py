@@ -11,7 +11,7 @@ import pytest
 
 import swapkit
 from swapkit.compat import mindspeed
-from swapkit.compat.mindspeed.import_table import NAMES_WITHOUT_COUNTERPART, PROVIDED
+from swapkit.compat.mindspeed.import_hook import NAMES_WITHOUT_COUNTERPART, PROVIDED
 from swapkit.config import environment, flags
 from swapkit.config.allocator_settings import parse_allocator_settings
 from swapkit.config.mindformers import documents

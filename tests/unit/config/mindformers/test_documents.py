@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from swapkit.config.mindformers.documents import Document, read_document
-from swapkit.config.mindformers.layouts import ModelInputs
 from swapkit.config.mindformers.sections import RecomputeConfig, SwapConfig
+from swapkit.config.mindformers.selections import ModelInputs
 from swapkit.errors import InvalidConfiguration, WrongKey, WrongType
 
 if TYPE_CHECKING:

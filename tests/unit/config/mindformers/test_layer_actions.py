@@ -10,8 +10,8 @@ import pytest
 
 from swapkit.config.mindformers.documents import Document, read_document
 from swapkit.config.mindformers.layer_actions import LayerActions, NormalSettings, settle
-from swapkit.config.mindformers.layouts import Layout
 from swapkit.config.mindformers.rules import check_rules
+from swapkit.config.mindformers.selections import Layout
 from swapkit.errors import InvalidConfiguration, WrongType
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from swapkit.config.mindformers.layouts import Layout, ModelInputs, lay_out
+from swapkit.config.mindformers.selections import Layout, ModelInputs, lay_out
 from swapkit.errors import InvalidArgument, InvalidConfiguration, WrongType
 
 

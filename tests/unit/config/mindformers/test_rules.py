@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from swapkit.config.mindformers.documents import read_document
-from swapkit.config.mindformers.layouts import Layout
 from swapkit.config.mindformers.rules import check_rules
+from swapkit.config.mindformers.selections import Layout
 from swapkit.errors import InvalidConfiguration
 
 LAYOUT = Layout(num_layers=4, pipeline_stage=2)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swapkit.config.mindformers.layouts import Layout
-from swapkit.config.mindformers.selections import read_counts, read_indices
+from swapkit.config.mindformers.selections import Layout, read_counts, read_indices
 from swapkit.errors import InvalidConfiguration, WrongStage
 
 TWO_BY_TWO = Layout(num_layers=8, pp_interleave_num=2, pipeline_stage=2)

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from swapkit.ir.machines import Machine
-from swapkit.planning.bounds.bound import Program, lower_bound
-from swapkit.planning.bounds.closed_form import closed_form_bound
+from swapkit.planning.bounds.bound import Program, closed_form_bound, lower_bound
 from swapkit.planning.bounds.linear import Linear, Solver
 from swapkit.simulation.problems import Problem
 from swapkit.simulation.running import Moments

@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from swapkit.planning.bounds.bound import Program
-from swapkit.planning.bounds.closed_form import closed_form_bound
+from swapkit.planning.bounds.bound import Program, closed_form_bound
 from tests.support.problems import machine_for, random_problem
 from tests.unit.planning.bounds.test_bound import machine, make_problem, make_recomputable
 from tests.unit.planning.drawing import draw_case

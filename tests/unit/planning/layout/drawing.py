@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from hypothesis import strategies as st
 
-from swapkit.planning.layout.values import FREE, Lifetimes
+from swapkit.planning.layout.lifetimes import FREE, Lifetimes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from swapkit.planning.layout.boxes import Box, VaryingLives, make_boxes
+from swapkit.planning.layout.steps import Box, VaryingLives, make_boxes
 
 UNIT = 512
 

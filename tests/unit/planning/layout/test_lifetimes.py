@@ -12,8 +12,7 @@ from swapkit.errors import InfeasibleBudget
 from swapkit.ir.machines import Machine
 from swapkit.ir.plans import Action, Plan
 from swapkit.ir.traces import Operator, Phase, Storage, Trace
-from swapkit.planning.layout.lifetimes import NO_STORAGE, find_lifetimes
-from swapkit.planning.layout.values import ROUNDING_BYTES
+from swapkit.planning.layout.lifetimes import NO_STORAGE, ROUNDING_BYTES, find_lifetimes
 from swapkit.planning.planner import make_plan
 from swapkit.simulation.timeline import simulate
 from tests.oracles import layout_twin

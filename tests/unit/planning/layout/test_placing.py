@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from swapkit._native.layout import BEST_FIT, FIRST_FIT, NativeItems, StopFlag
 from swapkit.errors import CorruptState, InvalidArgument
 from swapkit.planning.layout import placing
-from swapkit.planning.layout.orders import PLACEMENTS, Measures
-from swapkit.planning.layout.placing import place
-from swapkit.planning.layout.values import Lifetimes, MemoryLayout
+from swapkit.planning.layout.lifetimes import Lifetimes, MemoryLayout
+from swapkit.planning.layout.placing import PLACEMENTS, Measures, place
 from tests.oracles import layout_twin
 from tests.unit.planning.layout.drawing import (
     COUNTS,

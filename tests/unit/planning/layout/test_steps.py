@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swapkit._native.lives import NO_STEP, StepMarks
+from swapkit._native.layout import NO_STEP, StepMarks
 from swapkit.planning.layout.steps import LIFE, PLACE, StepLives, read_step, repeated_share
 
 BEGAN = (300, 200, 100)  # this step, the last one, and the one before: 100 takes and frees each

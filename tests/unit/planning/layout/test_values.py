@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from swapkit.errors import CorruptState, InvalidArgument
-from swapkit.planning.layout.values import Lifetimes
+from swapkit.planning.layout.lifetimes import Lifetimes
 from tests.oracles import layout_twin
 
 GOOD = {"starts": [0, 1], "ends": [2, 3], "nbytes": [8, 8]}

@@ -12,9 +12,12 @@ import pytest
 from swapkit.errors import InfeasibleBudget
 from swapkit.ir.plans import Action, Decision, Plan
 from swapkit.ir.traces import Trace
-from swapkit.planning.policies.adaptive_recompute import AdaptiveRecompute, ThresholdLearner
-from swapkit.planning.policies.threshold_search import WATCHED_STEPS
-from swapkit.planning.selection.outcomes import Outcome, StepMode
+from swapkit.planning.policies.adaptive_recompute import (
+    WATCHED_STEPS,
+    AdaptiveRecompute,
+    ThresholdLearner,
+)
+from swapkit.planning.selection.cases import Outcome, StepMode
 
 MIB = 1 << 20
 SHAPE = "8x16"

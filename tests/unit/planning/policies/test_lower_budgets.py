@@ -14,8 +14,7 @@ from swapkit.ir.machines import Machine
 from swapkit.ir.plans import Action
 from swapkit.planning.bounds.bound import lower_bound
 from swapkit.planning.planner import make_plan
-from swapkit.planning.policies.lower_budgets import AimedPolicy
-from swapkit.planning.policies.stage_swap import StageSwapPolicy
+from swapkit.planning.policies.stage_swap import AimedPolicy, StageSwapPolicy
 from swapkit.simulation.lowering import lower
 from tests.support.layers import UNIT, layered_trace
 from tests.support.random_traces import random_trace

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from swapkit.errors import InvalidArgument
-from swapkit.planning.policies.threshold_search import StepOutcome, Threshold, ThresholdSearch
+from swapkit.planning.policies.adaptive_recompute import StepOutcome, Threshold, ThresholdSearch
 
 MIB = 1 << 20
 OUT_OF_MEMORY = StepOutcome(swapped_bytes=MIB)

@@ -14,17 +14,15 @@ import pytest
 from swapkit.ir.traces import HostTime
 from swapkit.planning.bounds.fluid import IDLE
 from swapkit.planning.search.local_search import Effort, Search
-from swapkit.planning.search.moves import Moves, list_choices, list_rows
-from swapkit.planning.search.rounding import Rounder, Shares
+from swapkit.planning.search.moves import Moves, Rounder, Shares, Trials, list_choices, list_rows
 from swapkit.planning.search.solving import PlanFailure, Solution, plan_problem
-from swapkit.planning.search.trials import Trials
 from swapkit.simulation.timeline import KEEP, RECOMPUTE, SWAP, SWAP_TO_DISK, find_host_seconds
 from tests.support.problems import kept_peak, machine_for, random_problem
 from tests.unit.planning.drawing import draw_case
 
 if TYPE_CHECKING:
     from swapkit.ir.machines import Machine
-    from swapkit.planning.search.trials import Trial
+    from swapkit.planning.search.moves import Trial
     from swapkit.simulation.problems import Problem
 
 SMALL = Effort(starts=60, changes=1000)

@@ -10,12 +10,13 @@ import pytest
 from swapkit.planning.selection.cases import (
     ODD_STEPS,
     ROUNDS,
+    Outcome,
     Stage,
+    StepMode,
 )
 from swapkit.planning.selection.learner import (
     Learner,
 )
-from swapkit.planning.selection.outcomes import Outcome, StepMode
 from tests.support.learning import (
     RECORDED,
     SHAPE,

@@ -10,7 +10,7 @@ import pytest
 
 from swapkit.ir.plans import Plan
 from swapkit.planning.beside import GivenUp, ThreadJob, at_once, go_on
-from swapkit.planning.selection.outcomes import Outcome
+from swapkit.planning.selection.cases import Outcome
 from tests.support.learning import (
     OTHER_SHAPE,
     RECORDED,

@@ -15,10 +15,11 @@ from swapkit.planning.selection.cases import (
     ROUNDS,
     SHARE,
     WATCHED_STEPS,
+    Outcome,
     Stage,
+    StepMode,
 )
 from swapkit.planning.selection.learner import CASES_KEPT, Learner
-from swapkit.planning.selection.outcomes import Outcome, StepMode
 from tests.support.learning import (
     BUDGET,
     DEVIATING,

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from swapkit.ir.plans import Plan, Prediction
-from swapkit.planning.selection.cases import FASTER
+from swapkit.planning.selection.cases import FASTER, Outcome, StepMode, Timing
 from swapkit.planning.selection.learner import LOOKS, Learner
-from swapkit.planning.selection.outcomes import Outcome, StepMode, Timing
 from tests.support.learning import RECORDED, SHAPE, run, seconds, warm_up
 
 if TYPE_CHECKING:

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from swapkit.ir.plans import Plan, Prediction
-from swapkit.planning.selection.cases import ODD_STEPS, Stage
+from swapkit.planning.selection.cases import ODD_STEPS, Outcome, Stage, Timing
 from swapkit.planning.selection.lean_trials import ROUNDS, SETTLING, STEPS
-from swapkit.planning.selection.outcomes import Outcome, Timing
 from tests.support.learning import (
     DEVIATING,
     LEAN,

@@ -13,7 +13,9 @@ from swapkit.planning.selection.cases import (
     RECORDINGS,
     REGULAR_STEPS,
     ROUNDS,
+    Outcome,
     Stage,
+    StepMode,
 )
 from swapkit.planning.selection.learner import (
     CASES_KEPT,
@@ -23,7 +25,6 @@ from swapkit.planning.selection.learner import (
     STRANGERS,
     Learner,
 )
-from swapkit.planning.selection.outcomes import Outcome, StepMode
 from tests.support.learning import (
     BUDGET,
     DEVIATING,

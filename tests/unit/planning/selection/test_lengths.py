@@ -7,9 +7,8 @@ import pytest
 from swapkit.errors import InfeasibleBudget
 from swapkit.ir.plans import Plan
 from swapkit.ir.traces import Kind, Operator, Phase, Storage, Trace
+from swapkit.planning.selection.cases import AHEAD, Lengths, Outcome, StepMode, scale
 from swapkit.planning.selection.learner import STRANGERS, Learner
-from swapkit.planning.selection.lengths import AHEAD, Lengths, scale
-from swapkit.planning.selection.outcomes import Outcome, StepMode
 
 TRACE = Trace(
     operators=(Operator(name="mm", seconds=2.0, phase=Phase.FORWARD, workspace_bytes=10),),

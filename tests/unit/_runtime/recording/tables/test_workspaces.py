@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from swapkit._native.pool import RingEvent, RingKind
-from swapkit._runtime.recording.tables import workspaces as tables
-from swapkit._runtime.recording.tables.blocks import Blocks
-from swapkit._runtime.recording.tables.workspaces import Workspaces
+from swapkit._runtime.recording.tables import blocks as tables
+from swapkit._runtime.recording.tables.blocks import Blocks, Workspaces
 
 
 class FakeRing:
