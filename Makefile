@@ -3,7 +3,8 @@
 #
 #   make demo     train under a budget and print the comparison (ARGS="--help" for its options);
 #                 installs only what this needs
-#   make test     all tests but the slow ones, on every core (ARGS="tests/unit -x" for some)
+#   make test     the library's tests but the slow ones, on every core (ARGS="tests/unit -x" for some)
+#   make test-beside  suites of documents, packages, benchmarks and C (tests/support/tiers.py: BESIDE)
 #   make test-fast  the quick files of the folders FAST
 #   make test-slow  the slow ones
 #   make check    format, lint, types, floors, static analysis, sanitisers
@@ -94,7 +95,7 @@ TEST_SANITISED = $(SANITISED) LD_PRELOAD="$$(for name in $(2); do gcc -print-fil
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 MAKEFLAGS += --no-print-directory
 
-.PHONY: setup demo test test-fast test-slow check check-quick check-python check-style \
+.PHONY: setup demo test test-beside test-fast test-slow check check-quick check-python check-style \
 	check-c check-sanitisers check-shim format docs docs-links bench gpu virtual npu integrations \
 	newest clean
 
@@ -129,6 +130,9 @@ test: setup
 
 test-fast: setup
 	@$(PYTEST) --fast $(FAST) $(ARGS)
+
+test-beside: setup
+	@$(PYTEST) --beside $(ARGS)
 
 test-slow: setup
 	@$(PYTEST) -m slow $(ARGS)

@@ -1,6 +1,7 @@
 """Which tests run, in which order, and what the summary says of the others: a pytest plugin.
 
     slow tier   tests marked `slow`, which run only with `-m slow` or when they are named
+    --beside    runs the suites of `BESIDE` alone; otherwise they run only when they are named
     --fast      leaves out files that cost more than FAST_SECONDS, by `tests/costs.json`
     --record-costs   writes that file: seconds of CPU time by file, with those of child processes
 
@@ -23,6 +24,19 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+# Suites of documents, packages, benchmarks, C and a browser: a change of the library seldom breaks
+# one of these alone.
+BESIDE = (
+    "tests/browser/",
+    "tests/integration/test_demo.py",
+    "tests/meta/test_c_suite.py",
+    "tests/meta/test_docs.py",
+    "tests/meta/test_packaging.py",
+    "tests/meta/test_running.py",
+    "tests/meta/test_site.py",
+    "tests/tutorials/",
+    "tests/unit/benchmarks_",
+)
 COSTS = Path(__file__).parent.parent / "costs.json"
 FAST_SECONDS = 5.0
 # Settings of pyproject.toml that a pytest without the plugin, or an older one, does not know.
@@ -39,6 +53,7 @@ SPENT = pytest.StashKey[dict[str, float]]()  # seconds, by file
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--beside", action="store_true", help="run the suites beside the tests")
     parser.addoption("--fast", action="store_true", help="leave costly files out")
     parser.addoption("--record-costs", action="store_true", help=f"write {COSTS.name}")
     for name, is_known in FOREIGN_SETTINGS.items():
@@ -72,7 +87,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if " at 0x" in item.nodeid:  # workers would not agree on the names of tests
             raise pytest.UsageError(f"{item.nodeid}: give `ids` that hold no address")
     costs = read_costs()
-    named = [each for each in config.args if "::" in each]
+    named = [each for each in config.args if "::" in each or each.endswith(".py")]
 
     def is_slow(item: pytest.Item) -> bool:
         return item.get_closest_marker("slow") is not None
@@ -80,6 +95,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     def is_costly(item: pytest.Item) -> bool:
         return costs.get(file_of(item), 0.0) > FAST_SECONDS
 
+    def is_beside(item: pytest.Item) -> bool:
+        return item.nodeid.startswith(BESIDE)
+
+    if config.option.beside:
+        items[:] = [item for item in items if is_beside(item)]
+    else:
+        beside = [item for item in items if is_beside(item)]
+        leave_out(config, items, "beside, make test-beside", beside, named)
+    named = [each for each in named if "::" in each]
     if not config.option.markexpr:
         leave_out(config, items, "slow, make test-slow", [i for i in items if is_slow(i)], named)
     if config.option.fast:
