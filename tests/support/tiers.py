@@ -87,31 +87,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if " at 0x" in item.nodeid:  # workers would not agree on the names of tests
             raise pytest.UsageError(f"{item.nodeid}: give `ids` that hold no address")
     costs = read_costs()
-    named = [each for each in config.args if "::" in each or each.endswith(".py")]
-
-    def is_slow(item: pytest.Item) -> bool:
-        return item.get_closest_marker("slow") is not None
-
-    def is_costly(item: pytest.Item) -> bool:
-        return costs.get(file_of(item), 0.0) > FAST_SECONDS
-
-    def is_beside(item: pytest.Item) -> bool:
-        return item.nodeid.startswith(BESIDE)
-
-    if config.option.beside:
-        items[:] = [item for item in items if is_beside(item)]
-    else:
-        beside = [item for item in items if is_beside(item)]
-        leave_out(config, items, "beside, make test-beside", beside, named)
-    named = [each for each in named if "::" in each]
+    leave_beside(config, items)
+    named = [each for each in config.args if "::" in each]
     if not config.option.markexpr:
-        leave_out(config, items, "slow, make test-slow", [i for i in items if is_slow(i)], named)
+        slow = [item for item in items if item.get_closest_marker("slow") is not None]
+        leave_out(config, items, "slow, make test-slow", slow, named)
     if config.option.fast:
-        leave_out(config, items, "costly, make test", [i for i in items if is_costly(i)], named)
+        costly = [item for item in items if costs.get(file_of(item), 0.0) > FAST_SECONDS]
+        leave_out(config, items, "costly, make test", costly, named)
     is_worker = hasattr(config, "workerinput")
     if is_worker and not config.pluginmanager.hasplugin("randomly"):
         # Files of unknown cost come first. Files stay together: sorting is stable.
         items.sort(key=lambda item: -costs.get(file_of(item), math.inf))
+
+
+def leave_beside(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Take out the suites of `BESIDE`, unless they are named; or all others."""
+    beside = [item for item in items if item.nodeid.startswith(BESIDE)]
+    if config.option.beside:
+        items[:] = beside
+    else:
+        named = [each for each in config.args if "::" in each or each.endswith(".py")]
+        leave_out(config, items, "beside, make test-beside", beside, named)
 
 
 def leave_out(
