@@ -1,8 +1,8 @@
 // descriptions.cpp - the descriptions of torch_npu's storages.
 //
 // torch_npu exports no function that copies a description, and its headers need CANN's. So its
-// class is declared here a second time; `torch_compat/accelerators.py` compares what is read through it with
-// what torch_npu says, before a storage is moved.
+// class is declared here a second time; `torch_compat/accelerators.py` compares what is read
+// through it with what torch_npu says, before a storage is moved.
 #include "memory/descriptions.hpp"
 
 #include <c10/core/Device.h>
