@@ -11,8 +11,9 @@ memory that full recompute leaves free: `t_full / t - 1`. Each claim is compared
   910B, one tensor-parallel group counted as one device, planned and simulated for the first stage.
 
 "at most" is the gain of the same step without any limit: no plan can gain more.
-S2's 25 % come from replacing eight tensor-parallel devices by one: `pipelines.py` computes them. It
-also plans all stages of S3's pipelines, not only the first.
+S2's 25 % come from replacing eight tensor-parallel devices by one:
+`benchmarks.pipelines` computes them. It also plans all stages of S3's pipelines, not only the
+first.
 
 `--json FILE` writes one flat object: `s0_measured_gain`, `s3_1f1b_simulated_gain`, ..., each with
 `_claim`, `_most`, `_reached` and `_valid`. A gain above the most is not valid: its row has

@@ -1,7 +1,7 @@
 """The recorded step of one microbatch of a model chunk, cut into its parts.
 
 This module separates storages that all microbatches share from storages that arrive with each
-microbatch. `pipelines.py` composes the microbatches.
+microbatch. `composing.py` composes the microbatches.
 """
 
 from __future__ import annotations

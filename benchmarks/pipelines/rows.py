@@ -1,4 +1,4 @@
-"""Rows of `pipelines.py`: the seeds' pipelines, long pipelines, and fewer tensor-parallel ranks."""
+"""The rows: the seeds' pipelines, long pipelines, and fewer tensor-parallel ranks."""
 
 from __future__ import annotations
 

@@ -272,7 +272,7 @@ if __name__ == "__main__":
 #
 # The settings of torch's allocators that ours obeys: `PYTORCH_ALLOC_CONF` and its variants.
 #
-# `allocator_keys.py` has the keys, their values and their effects. A key without effect is checked,
+# The keys, their values and their effects stand above. A key without effect is checked,
 # and reported once per process. `swapkit.memory_stats()` shows the values in force:
 # `max_split_size`, `expandable_segments`, `num_garbage_collections`, `garbage_collected_bytes`.
 #

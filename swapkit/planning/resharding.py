@@ -2,7 +2,7 @@
 
 Keeping saves the gather in backward, and takes the memory of the gathered weights in between; that
 memory is then missing for saved tensors. So the choice is judged by whole plans: for each of a few
-settings, the recorded step is rewritten (`gather_rewriting.py`) and planned for. Modules that save
+settings, the recorded step is rewritten (`gathers.py`) and planned for. Modules that save
 the most seconds for the memory and time that they occupy are kept first.
 """
 

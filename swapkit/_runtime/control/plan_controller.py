@@ -3,7 +3,7 @@
 The mode of a step is decided when its first forward begins, by the shapes of the model's inputs
 (`planning/selection/learner.py`). Tensors saved before that belong to no plan. If the model is not
 called as a whole, all steps count as the same kind, and each begins with its first event
-(`first_events.py`).
+(`steps.py`).
 """
 
 from __future__ import annotations

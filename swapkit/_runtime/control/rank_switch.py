@@ -310,8 +310,8 @@ def _cannot_ask(error: Exception) -> SessionError:
 # collective operator, so plans need not agree.
 #
 # Nothing here waits for a rank or uses a collective: ranks may be in different steps, and a rank
-# that waited for another could wait forever. `rank_meetings.py` decides which sessions belong
-# together, `rank_likeness.py` what is alike.
+# that waited for another could wait forever. `rank_meetings.py` decides which ranks are alike, and
+# which sessions belong together.
 
 PATIENCE_STEPS = 8  # recorded steps until a rank goes on without the silent ranks
 MOST_NAMED = 8  # ranks named in one message

@@ -185,7 +185,7 @@ def find_early(trace: Trace, plan: Plan) -> dict[Wait, list[int]]:
 
 
 class WaitFiller:
-    """Recomputes what is due in a wait, before the wait (`collective_waits.WaitListener`)."""
+    """Recomputes what is due in a wait, before the wait (`reported_calls.WaitListener`)."""
 
     def __init__(
         self, swapper: Swapper, follower: Follower, early: Mapping[Wait, list[int]]

@@ -14,8 +14,8 @@ transforms and tracers, a region is a plain call; with forward-mode derivatives,
 is recomputed.
 
 A kept operator runs once (`watchers/selection.py`); `watchers/digests.py` checks that operators
-give the same results in the second run; `watchers/operator_modes.py` and `slices.py` handle several
-ranks.
+give the same results in the second run; `watchers/operator_modes.py` and `arguments.py` handle
+several ranks.
 """
 
 from __future__ import annotations

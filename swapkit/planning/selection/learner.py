@@ -19,7 +19,7 @@ help, the program changes from step to step. Then steps follow the plan as far a
 number of steps before the next recording doubles each time. `cases.py` has the rules.
 
 Shapes that occur only once have no plan of their own. After several such steps in a row, one plan
-is made for all steps that differ only in their sizes (`lengths.py`).
+is made for all steps that differ only in their sizes (`cases.py`).
 
 Source:
     MindSpeed, SmartSwap: WarmUp, SearchPolicy, Stable. Here measurements decide.
