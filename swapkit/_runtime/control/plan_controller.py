@@ -216,7 +216,7 @@ class PlanController:
             self._see_forward(model, called)
             if self._is_innermost:
                 self._bypass.begin(self._executor)
-        elif self._first.is_call(module) and self._is_innermost and self._may_begin():
+        elif self._first.is_call(module) and self._may_begin():
             self._begin_step(module)
 
     def _may_begin(self) -> bool:

@@ -146,8 +146,8 @@ class StepTimes:
 class FirstEvent:
     """Waits for the first event of a step. Holds no lock.
 
-    `wait`, `end` and `is_call` run on the thread of the steps. `saved` runs on any thread that
-    saves a tensor in the session; only the thread of the steps begins one.
+    `wait` and `end` run on the thread of the steps. `is_call` and `saved` run on any thread, of
+    this session or of another; only the thread of the steps begins one.
     """
 
     def __init__(
@@ -183,16 +183,19 @@ class FirstEvent:
 
     def is_call(self, module: torch.nn.Module) -> bool:
         """Return whether the call of a module, which begins now, is the event waited for."""
-        if self._begin is None or not torch.is_grad_enabled() or graph_task() != NO_TASK:
+        if self._begin is None or not self._is_here():
+            return False
+        if not torch.is_grad_enabled() or graph_task() != NO_TASK:
             return False
         return not self._has_model or self._is_part(module)
 
     def _is_part(self, module: torch.nn.Module) -> bool:
-        if self._parts is None:  # once per step: modules may be replaced between steps
+        parts = self._parts  # read once: another thread may end the session
+        if parts is None:  # once per step: modules may be replaced between steps
             model = self._find_model()
-            self._parts = frozenset(() if model is None else map(id, model.modules()))
+            parts = self._parts = frozenset(() if model is None else map(id, model.modules()))
         # A compiled form has the module itself as its only child.
-        return id(module) in self._parts or id(getattr(module, "_orig_mod", None)) in self._parts
+        return id(module) in parts or id(getattr(module, "_orig_mod", None)) in parts
 
     # ---- an observer of the packer ---------------------------------------------------------------
 

@@ -71,6 +71,23 @@ def test_call_when_nothing_trains_there_then_it_is_not_the_first_event() -> None
     assert not first.is_call(model[0])
 
 
+def test_call_when_on_another_thread_then_it_is_not_the_first_event() -> None:
+    model = nn.ModuleList([nn.Linear(1, 1)])
+    first, _ = wait_for(model, Log().begin, is_here=False)
+    assert not first.is_call(model[0])
+
+
+def test_call_when_another_thread_ends_the_session_meanwhile_then_no_error() -> None:
+    class Ending(nn.Module):
+        @property
+        def _orig_mod(self) -> None:
+            first.end()
+
+    model = nn.ModuleList([nn.Linear(1, 1)])
+    first, _ = wait_for(model, Log().begin)
+    assert not first.is_call(Ending())
+
+
 def test_tensor_when_it_is_saved_first_then_the_step_begins_once_and_the_recorder_hears_of_it() -> (
     None
 ):
