@@ -28,6 +28,11 @@ def printable(text: str) -> str:
     return printable_lines(text).replace("\n", "\\n")
 
 
+def encodable(text: str) -> str:
+    """Return a text without lone surrogates, which no file can have; they are escaped."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def printable_lines(text: str) -> str:
     """Return a text with an escape for each character that is not shown; its lines stay."""
     return _HIDDEN.sub(lambda found: ascii(found[0])[1:-1], text)

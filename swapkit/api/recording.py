@@ -97,7 +97,7 @@ def record_with(step: Callable[[], object], setting: Setting) -> Trace:
     if all(operator.phase is not Phase.BACKWARD for operator in trace.operators):
         raise InvalidArgument(
             "step: record() saw no backward in it, so there is nothing to plan. Call backward() "
-            "inside it, on the thread that calls record()."
+            "inside it, on the thread that calls record(). Pass the model if its tensors are fake."
         )
     return trace
 

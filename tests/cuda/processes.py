@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from tests.support import run_python
+from tests.support import run_fresh
 
 BEGIN = """
 import torch, swapkit
@@ -39,4 +39,4 @@ def equal(one, other):
 
 def run(code: str, **environment: str) -> list[str]:
     """Run a program on a simulated device of its own; return the lines it printed."""
-    return run_python(BEGIN + textwrap.dedent(code), timeout_s=240, **environment).splitlines()
+    return run_fresh(BEGIN + textwrap.dedent(code), timeout_s=240, **environment).splitlines()

@@ -10,7 +10,7 @@ import os
 import pytest
 
 from tests.cuda.simulated import INSIDE
-from tests.support import run_python
+from tests.support import run_fresh
 from tests.support.place import ALLOCATOR
 
 pytestmark = pytest.mark.skipif(INSIDE not in os.environ, reason="runs in tests.cuda.simulated")
@@ -23,7 +23,7 @@ def run_installed(code: str, **environment: str) -> str:
         "import torch, swapkit, sys, threading, time\n"
         f"swapkit.install(device='cuda', allocator={ALLOCATOR!r})\n"
     )
-    return run_python(start + code, timeout_s=120, **environment)
+    return run_fresh(start + code, timeout_s=120, **environment)
 
 
 THREADS = """

@@ -13,6 +13,7 @@ from swapkit.errors import OverBudget, SessionError
 from tests.support import (
     MIB,
     limit_above_reserved,
+    run_fresh,
     run_python,
     start_python,
 )
@@ -36,7 +37,7 @@ def test_import_when_done_then_torch_is_not_imported() -> None:
         dir(swapkit)
         print("torch" in sys.modules, swapkit.__version__ != "", hasattr(swapkit, "nonsense"))
     """
-    assert run_python(code) == "False True False\n"
+    assert run_fresh(code) == "False True False\n"
 
 
 COMPILE = """
@@ -68,7 +69,7 @@ def test_install_when_there_is_no_compiler_then_torch_still_works(tmp_path: Path
                 print("apt-get install g++" in str(error), isinstance(error, ImportError))
         print(torch.ones(1 << 20).sum().item())
     """
-    output = run_python(code, XDG_CACHE_HOME=str(tmp_path), CXX="/nonexistent")
+    output = run_fresh(code, XDG_CACHE_HOME=str(tmp_path), CXX="/nonexistent")
     assert output == "True True\nTrue True\n1048576.0\n"
 
 
@@ -106,7 +107,7 @@ def test_collector_when_it_finds_a_session_in_a_cycle_then_the_parts_go_in_order
         print("alive")
     """
     # Freed memory is overwritten, so that using it is noticed.
-    assert run_python(code, MALLOC_PERTURB_="165") == "alive\n"
+    assert run_fresh(code, MALLOC_PERTURB_="165") == "alive\n"
 
 
 # ---- install, uninstall, install ---------------------------------------------------------------

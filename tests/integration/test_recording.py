@@ -355,6 +355,22 @@ def test_record_when_the_step_makes_fake_tensors_then_torch_warns_of_nothing() -
     assert trace.operators
 
 
+def test_record_when_a_model_of_fake_tensors_is_recorded_on_a_pool_then_its_step_is_seen() -> None:
+    with FakeTensorMode():
+        model, x = nn.Linear(8, 8), torch.randn(2, 8)
+    with installed():
+        trace = swapkit.record(lambda: model(x).sum().backward(), model, hardware="H100")
+    assert {each.phase for each in trace.operators} == {Phase.FORWARD, Phase.BACKWARD}
+
+
+def test_record_when_a_modules_name_cannot_be_encoded_then_it_is_escaped() -> None:
+    model = nn.Sequential()
+    model.add_module("a\ud800", nn.Sequential(nn.Linear(8, 8), nn.GELU()))
+    trace = swapkit.record(lambda: model(torch.randn(2, 8)).sum().backward(), model)
+    assert r"a\ud800.0" in {each.module for each in trace.operators}
+    check_trace(trace)
+
+
 def test_input_when_a_view_of_it_is_saved_and_the_program_drops_it_then_it_may_move() -> None:
     linear = torch.nn.Linear
     model = torch.nn.Sequential(linear(256, 256), torch.nn.GELU(), linear(256, 256))

@@ -134,3 +134,22 @@ def test_forward_when_unusual_modes_are_around_then_the_stack_is_as_in_plain_tra
             training.step()
             assert not any(isinstance(mode, (Bare, FlopCounterMode)) for mode in mode_stack())
     assert mode_stack() == []
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own about its hooks
+def test_steps_when_they_end_in_a_compiled_call_then_they_are_recorded_and_torch_works_on() -> None:
+    def make() -> Training:
+        training = make_training()
+        assert training.optimizer is not None
+        training.optimizer.step = torch.compile(training.optimizer.step, backend="eager")  # type: ignore[assignment, method-assign]
+        return training
+
+    plain, training = train_plainly(make, STABLE_WITHIN), make()
+    with swapkit.budget(plain.budget(SHARE), training.model, training.optimizer) as session:
+        for _ in range(STABLE_WITHIN):
+            training.step()
+            assert torch.ones(1).item() == 1
+        assert session.plan is not None
+    torch.compiler.reset()
+    assert mode_stack() == []
+    assert training.outcome() == plain.outcome

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.support import warm
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -57,9 +59,19 @@ def finish_python(process: subprocess.Popen[str], *, timeout_s: float = 60) -> s
     return output
 
 
-def run_python(code: str, *, timeout_s: float = 60, **environment: str) -> str:
+def run_fresh(code: str, *, timeout_s: float = 60, **environment: str) -> str:
     """Run `code` in a fresh interpreter and return what it printed."""
     return finish_python(start_python(code, **environment), timeout_s=timeout_s)
+
+
+def run_python(code: str, *, timeout_s: float = 60, **environment: str) -> str:
+    """Run `code` in a process of its own that has loaded torch, as `run_fresh` does."""
+    _compile_shim()
+    job = warm.Job(textwrap.dedent(code), environment={**os.environ, **environment}, is_strict=True)
+    (done,) = warm.run(job, timeout_s=timeout_s)
+    assert done.returncode == 0, f"status {done.returncode}:\n{done.stdout}{done.stderr}"
+    assert not done.stderr, done.stderr
+    return done.stdout
 
 
 @contextmanager

@@ -10,8 +10,10 @@ import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from tests.support import ROOT
+from tests.support.warm import Job, run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,20 +24,42 @@ COMMAND = (*LAUNCH, "--nproc-per-node=2")
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 
 
-@functools.cache
 def run_on_ranks(program: Path, *arguments: str, ranks: int = 2) -> Any:
     """Return what a program printed as one line of JSON: an object."""
-    done = subprocess.run(
-        [*LAUNCH, f"--nproc-per-node={ranks}", str(program), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        env={**os.environ, **ENVIRONMENT},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    output, complaint = _run(program, *arguments, ranks=ranks)
+    assert not complaint, complaint
+    lines = [line for line in output.splitlines() if line.startswith("{")]
     return json.loads(lines[-1])
+
+
+@functools.cache
+def _run(program: Path, *arguments: str, ranks: int) -> tuple[str, str]:
+    """Return what rank 0 printed, and how ranks failed if they did."""
+    # As under `torchrun`, the store is in a process of its own and outlives the ranks.
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    everywhere = {
+        **os.environ,
+        **ENVIRONMENT,
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+    }
+    jobs = [
+        Job(
+            path=str(program),
+            arguments=arguments,
+            environment={**everywhere, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        done = run(*jobs, timeout_s=240)
+    except subprocess.TimeoutExpired as error:
+        return "", f"{error}\n{error.stdout!s}{error.stderr!s}"
+    texts = [f"status {each.returncode}\n{each.stdout}{each.stderr}" for each in done]
+    return done[0].stdout, "".join(texts) if any(each.returncode for each in done) else ""
 
 
 def tell_and_exit(found: dict[str, Any]) -> NoReturn:

@@ -20,6 +20,7 @@ from swapkit.ir.plans import Action, Tier
 from swapkit.ir.traces import BEFORE, EventKind, Phase
 from swapkit.planning.selection.asking import SWITCHED
 from swapkit.simulation.schedules import NEVER, EventMoves, find_event_lives, find_moves
+from swapkit.texts import encodable
 from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -426,7 +427,7 @@ def check_fit(trace: Trace, plan: Plan, model: torch.nn.Module | None, limit_byt
         )
     if model is None:
         raise PlanMismatch("a plan needs its model: call swapkit.budget(limit, model, ...)")
-    known = {"", type(model).__name__, *(path for path, _ in model.named_modules())}
+    known = {"", type(model).__name__, *(encodable(path) for path, _ in model.named_modules())}
     for storage in trace.storages:
         if storage.is_saved and not _is_known(storage.module, known):
             raise PlanMismatch(

@@ -174,7 +174,7 @@ def _are_called() -> bool:
 #
 # Torch's global hooks of modules and optimizers, registered once and shared by all of swapkit.
 #
-# `listeners.py` tells when torch has the hooks. A listener is called on the thread that runs the
+# Torch has the hooks while there are listeners. A listener is called on the thread that runs the
 # module or the optimizer, with no lock held. At the end of a module call, listeners are called in
 # reverse order. A call that began before `remove` may still reach the listener after `remove`:
 # listeners must tolerate this.

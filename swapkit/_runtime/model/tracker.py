@@ -24,6 +24,7 @@ from swapkit._runtime.torch_compat.internals import (
 from swapkit._runtime.torch_compat.isolation import make_fork_lock
 from swapkit._runtime.torch_compat.wrappers import is_plain, tensors_inside
 from swapkit.errors import InvalidArgument
+from swapkit.texts import encodable
 from swapkit.units import show
 
 if TYPE_CHECKING:
@@ -536,6 +537,7 @@ class ModuleTracker:
             return tag
 
     def _tag_for(self, name: str) -> int:
+        name = encodable(name)  # documents have it
         with self._lock:
             tag = self._tag_of_name.get(name)
             if tag is None:

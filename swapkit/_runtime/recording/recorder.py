@@ -69,6 +69,7 @@ class Recorder(Notes):
         # Reports the waits of operators to the timer; only our own pool does.
         self._pool = setting.pool if isinstance(setting.pool, Pool) else None
         self._mode = RecordingMode(self)
+        self._mode.sees_bytes = setting.hardware is None
         self._seconds: list[float] = []
         self._looks_before = Evidence.count
         self.in_use_bytes = 0  # of the pool, at the start

@@ -3,7 +3,8 @@
 Torch takes other formulas, with other bits, where its stack has a mode. So ours are *late*: torch's
 stack has them only while an operator passes them (`shim/cpp/running/late_modes.cpp`). Modes inside
 of a foreign one are not, as torch takes the other formulas there anyway. Nor are modes in programs
-that compile: code is compiled for a set of keys.
+that compile: code is compiled for a set of keys. Nor are those that see tensors without bytes: fake
+tensors dispatch before late modes do.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from swapkit._runtime.torch_compat.internals import (
     pop_mode,
     push_mode,
 )
-from swapkit._runtime.torch_compat.isolation import make_fork_lock, may_compile
+from swapkit._runtime.torch_compat.isolation import compiled_call, make_fork_lock, may_compile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -67,6 +68,7 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     supports_higher_order_operators = True
+    sees_bytes = True  # False: fake tensors
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -79,7 +81,7 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return True
 
     def __enter__(self) -> Self:
-        if count_modes() or _set_late is None or may_compile():
+        if not self.sees_bytes or count_modes() or _set_late is None or may_compile():
             super().__enter__()  # type: ignore[no-untyped-call]
             return self
         _show_higher_order_operators(DispatchKey(_set_late((*_get_late(), self))))
@@ -203,14 +205,16 @@ def leave_all(modes: Sequence[DispatchMode]) -> None:
 class SeeingMode(DispatchMode):  # type: ignore[no-untyped-call]
     """A mode that runs operators unchanged, and notes them.
 
-    A mode that is left in the middle of a backward pass (optimizers in hooks end a step there) or
-    on another thread becomes inert: at the end of the pass, the engine restores the mode stack of
-    the pass's beginning. The thread that entered the mode removes it later (`drop_left`).
+    A mode that is left in the middle of a backward pass (optimizers in hooks end a step there), of
+    a compiled call (of the optimizer's step), or on another thread becomes inert: at the end of the
+    pass, the engine restores the mode stack of the pass's beginning, and a compiled call restores
+    the keys of that stack. The thread that entered the mode removes it later (`drop_left`).
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._task = graph_task()
+        self._call = compiled_call()
         self._left = thread_state.left_modes  # this thread's
 
     def __enter__(self) -> Self:
@@ -236,17 +240,21 @@ class SeeingMode(DispatchMode):  # type: ignore[no-untyped-call]
 
     def leave(self) -> None:
         """Stop seeing operators; leave the mode stack now, or later if that is not possible yet."""
-        if self._left is thread_state.left_modes and graph_task() == self._task:
+        if self._left is thread_state.left_modes and self._is_where_entered():
             super().leave()  # no effect while the mode itself runs
         else:
             self._left.append(self)
 
     def drop(self) -> bool:
         """Leave the stack on the thread that entered, if possible now; return whether it was."""
-        if graph_task() != self._task:
+        if not self._is_where_entered():
             return False
         super().leave()
         return True
+
+    def _is_where_entered(self) -> bool:
+        """Return whether nothing that began later will restore the thread's modes or keys."""
+        return graph_task() == self._task and compiled_call() in (0, self._call)
 
 
 def drop_left() -> None:

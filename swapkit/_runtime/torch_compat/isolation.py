@@ -44,6 +44,20 @@ def may_compile() -> bool:
     )
 
 
+def compiled_call() -> int:
+    """Return the number of the innermost compiled call on this thread's stack; 0: there is none.
+
+    At its end, the call restores the dispatch keys of its begin.
+    """
+    loaded = sys.modules.get("torch._dynamo.eval_frame")
+    frame = None if loaded is None else sys._getframe(1)  # noqa: SLF001
+    while frame is not None and (
+        frame.f_code.co_name != "compile_wrapper" or frame.f_globals is not vars(loaded)
+    ):
+        frame = frame.f_back
+    return 0 if frame is None else id(frame)
+
+
 def _count_frames() -> int:
     loaded = sys.modules.get("torch._dynamo.convert_frame")
     return 0 if loaded is None else int(loaded.FRAME_COUNTER)
