@@ -11,6 +11,7 @@ import contextlib
 import functools
 import logging
 import os
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -163,7 +164,7 @@ def main() -> None:
     torch.set_num_threads(1)
     begin_group("")
     swapkit.install()
-    found = {name: run(name) for name in SCENARIOS}
+    found = {name: run(name) for name in sys.argv[1:] or SCENARIOS}
     tell_and_exit(found)
 
 

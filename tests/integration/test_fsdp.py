@@ -2,39 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from tests.support import ROOT
-from tests.support.ranks import run_on_ranks
+from tests.support.ranks import Scenarios
 
-PROGRAM = ROOT / "tests" / "integration" / "fsdp_program.py"
-RECORDED = (
-    "resharded", "kept", "by number", "half", "offloaded", "accumulated", "large", "tensor parallel"
-)  # fmt: skip
-TRAINED = ("large", "large, less")
+SCENARIOS = Scenarios(
+    ROOT / "tests" / "integration" / "fsdp_program.py",
+    ("resharded", "accumulated", "large", "tensor parallel", "failed"),
+    ("kept", "by number", "half", "offloaded", "large, less"),
+)
+found = SCENARIOS.found
+RECORDED = SCENARIOS.parameters(
+    *("resharded", "kept", "by number", "half", "offloaded", "accumulated", "large"),
+    "tensor parallel",
+)
+TRAINED = SCENARIOS.parameters("large", "large, less")
 SETTLED = 6  # steps within which a session has its plan
-
-
-def found() -> dict[str, list[dict[str, Any]]]:
-    """Return what the program found for each scenario, by rank."""
-    result: dict[str, list[dict[str, Any]]] = run_on_ranks(PROGRAM)
-    return result
 
 
 @pytest.mark.parametrize("scenario", RECORDED)
 def test_memory_when_weights_go_and_come_back_then_the_trace_has_what_the_pool_had(
     scenario: str,
 ) -> None:
-    for rank in found()[scenario]:
+    for rank in found(scenario):
         assert rank["problem"] == ""
         assert abs(rank["traced"] - rank["real"]) <= 0.02 * rank["real"]
 
 
 @pytest.mark.parametrize("scenario", RECORDED)
 def test_kinds_when_parameters_are_sharded_then_each_shard_has_its_own(scenario: str) -> None:
-    for rank in found()[scenario]:
+    for rank in found(scenario):
         kinds, shards = rank["kinds"], rank["shards"]
         assert kinds["state"] >= shards
         assert kinds["gradient"] >= shards
@@ -46,7 +44,7 @@ def test_kinds_when_parameters_are_sharded_then_each_shard_has_its_own(scenario:
 def test_training_when_weights_are_large_then_planned_with_the_same_bits_within_the_budget(
     scenario: str,
 ) -> None:
-    for rank in found()[scenario]:
+    for rank in found(scenario):
         assert rank["same"]
         assert rank["held"] <= rank["limit"]
         assert rank["is_planned"], rank["explained"]
@@ -54,7 +52,7 @@ def test_training_when_weights_are_large_then_planned_with_the_same_bits_within_
 
 
 def test_text_when_memory_runs_out_then_it_names_shards_by_kind_and_the_rank() -> None:
-    for number, rank in enumerate(found()["failed"]):
+    for number, rank in enumerate(found("failed")):
         assert f"out of memory on the CPU device (rank {number} of 2): " in rank["text"]
         for name, nbytes in rank["real"].items():
             assert f"  {name} (" in rank["text"]

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from tests.support import ROOT
-from tests.support.ranks import run_on_ranks
+from tests.support.ranks import Scenarios
 
-PROGRAM = ROOT / "tests" / "integration" / "resharding_program.py"
 LAYERS = 4
-SCENARIOS = ("kept", "beside", "evaluated", "tight", "freed", "silent", "failed")
+SCENARIOS = Scenarios(
+    ROOT / "tests" / "integration" / "resharding_program.py",
+    ("kept", "tight", "freed", "silent"),
+    ("beside", "evaluated", "failed"),
+)
+found = SCENARIOS.found
 KEPT = "4 of 4 modules keep their gathered weights from forward to backward"
 AS_SET = "reshard_after_forward: as the user has set it: "
 
 
-def found(scenario: str) -> list[dict[str, Any]]:
-    """Return what the program found, by rank."""
-    ranks: list[dict[str, Any]] = run_on_ranks(PROGRAM)[scenario]
-    return ranks
-
-
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("scenario", SCENARIOS.parameters())
 def test_training_when_a_session_chooses_then_the_same_bits_within_the_budget(
     scenario: str,
 ) -> None:
@@ -34,16 +30,17 @@ def test_training_when_a_session_chooses_then_the_same_bits_within_the_budget(
     assert first["collectives"] == second["collectives"]
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("scenario", SCENARIOS.parameters())
 def test_settings_when_the_session_ends_then_they_are_the_users_again(scenario: str) -> None:
     for rank in found(scenario):
         assert rank["restored"] == [scenario != "freed"] * LAYERS
 
 
-@pytest.mark.parametrize(("scenario", "gathers"), [("kept", 1), ("beside", 2), ("failed", 1)])
+@pytest.mark.parametrize("scenario", SCENARIOS.parameters("kept", "beside", "failed"))
 def test_steps_when_there_is_room_then_weights_stay_and_no_module_gathers_twice(
-    scenario: str, gathers: int
+    scenario: str,
 ) -> None:
+    gathers = 2 if scenario == "beside" else 1  # in each layer and step: its microbatches
     for rank in found(scenario):
         assert rank["frees"] == [False] * LAYERS
         spared = [
@@ -56,6 +53,7 @@ def test_steps_when_there_is_room_then_weights_stay_and_no_module_gathers_twice(
         assert KEPT in rank["explained"]
 
 
+@pytest.mark.slow
 def test_evaluations_when_weights_stay_then_they_see_those_after_the_optimizers_step() -> None:
     for rank in found("evaluated"):  # bits are compared above, kinds of parameters in the program
         assert rank["frees"] == [False] * LAYERS

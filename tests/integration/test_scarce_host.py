@@ -41,9 +41,20 @@ ROWS = 512
 pytestmark = [pytest.mark.usefixtures("installation", "steady_machine"), pytest.mark.promise("A3")]
 
 
+def in_tiers(main: str, *others: str) -> list[Any]:
+    """Return all pairs of a policy and a limit: one policy with all limits, others with one."""
+    return [
+        *[(main, limit) for limit in HOSTS],
+        *[
+            pytest.param(policy, limit, marks=() if limit == HOSTS[1] else pytest.mark.slow)
+            for policy in others
+            for limit in HOSTS
+        ],
+    ]
+
+
 @pytest.mark.promise("B5")
-@pytest.mark.parametrize("host_limit", HOSTS)
-@pytest.mark.parametrize("policy", ["auto", "recompute", "rescue"])
+@pytest.mark.parametrize(("policy", "host_limit"), in_tiers("auto", "recompute", "rescue"))
 def test_training_when_the_host_has_little_room_then_same_bits_within_both_limits(
     policy: str, host_limit: int
 ) -> None:
@@ -67,8 +78,7 @@ class Turning(Training):
         return x.square().mean()
 
 
-@pytest.mark.parametrize("host_limit", HOSTS)
-@pytest.mark.parametrize("policy", ["auto", "recompute"])
+@pytest.mark.parametrize(("policy", "host_limit"), in_tiers("auto", "recompute"))
 def test_step_when_it_goes_another_way_than_a_settled_plan_then_same_bits_within_both_limits(
     policy: str, host_limit: int
 ) -> None:
@@ -92,8 +102,7 @@ class Growing(Training):
         return x.square().mean()
 
 
-@pytest.mark.parametrize("host_limit", HOSTS)
-@pytest.mark.parametrize("policy", ["auto", "recompute"])
+@pytest.mark.parametrize(("policy", "host_limit"), in_tiers("auto", "recompute"))
 def test_step_when_it_is_larger_than_a_plan_followed_at_any_size_then_same_bits_within_both_limits(
     policy: str, host_limit: int
 ) -> None:

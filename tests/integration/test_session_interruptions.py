@@ -208,8 +208,8 @@ def test_session_when_its_end_is_interrupted_anywhere_then_closing_it_again_leav
         return result
 
     places = end_in_a_step(lambda session: count_places(session.close))
-    of_undoing = range(max(1, places - UNDOING), places, 12)  # the recording is read before
-    earlier = range(1, of_undoing[0], 1 + of_undoing[0] // 12)
+    of_undoing = range(max(1, places - UNDOING), places, 24)  # the recording is read before
+    earlier = range(1, of_undoing[0], 1 + of_undoing[0] // 6)
     tried = [*earlier, *of_undoing]
     raised = 0
     for nth in tried:

@@ -63,7 +63,7 @@ def train_in_layout(training: Training, installation: Installation) -> bool:
     return any(in_turn)
 
 
-@pytest.mark.parametrize("share", [0.7, 0.9, 2.0])
+@pytest.mark.parametrize("share", [0.7, pytest.param(0.9, marks=pytest.mark.slow), 2.0])
 def test_session_when_stable_then_steps_lie_as_planned_with_the_same_bits(
     share: float, installation: Installation
 ) -> None:
@@ -93,7 +93,9 @@ def holds_layout(limit_bytes: int, installation: Installation) -> bool:
 
 
 @pytest.mark.promise("F2")
-@pytest.mark.parametrize("share", [0.45, 0.6, 0.75, 0.85])
+@pytest.mark.parametrize(
+    "share", [0.45, 0.75, *(pytest.param(each, marks=pytest.mark.slow) for each in (0.6, 0.85))]
+)
 def test_session_when_steps_lie_as_planned_then_they_reserve_what_was_predicted(
     share: float, installation: Installation
 ) -> None:

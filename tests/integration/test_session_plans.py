@@ -200,7 +200,7 @@ def make_interrupted() -> Training:
 
 @pytest.mark.parametrize("moment", ["forward", "backward", "between"])
 @pytest.mark.parametrize("stage", ["warmup", "recording", "search", "stable"])
-@pytest.mark.parametrize("policy", ["swap", "recompute"])
+@pytest.mark.parametrize("policy", ["swap", pytest.param("recompute", marks=pytest.mark.slow)])
 def test_session_when_it_ends_at_any_moment_then_everything_is_as_before(
     policy: str, stage: str, moment: str
 ) -> None:

@@ -31,6 +31,7 @@ from tests.support.threads import on_threads
 
 pytestmark = pytest.mark.usefixtures("installation", "steady_machine")
 
+SHORT = ("some", "nested")  # models that all policies train, not in the slow tier alone
 STEPS = 8
 SHARE = 0.8
 PLENTY = 3.0
@@ -79,7 +80,14 @@ def is_captured(model: nn.Module) -> bool:
 
 @pytest.mark.parametrize(
     ("name", "policy"),
-    [*[(name, policy) for name in MODELS for policy in ("auto", "swap")], ("some", "recompute")],
+    [
+        *[(name, "auto") for name in MODELS],
+        *[
+            pytest.param(name, "swap", marks=() if name in SHORT else pytest.mark.slow)
+            for name in MODELS
+        ],
+        ("some", "recompute"),
+    ],
 )
 def test_training_when_parts_are_computed_again_then_same_bits_and_steps_as_recorded(
     name: str, policy: str, deviations: list[str]
@@ -190,7 +198,10 @@ def _rescue_all(model: nn.Module) -> None:
     [(None, True), (None, False), (0, False)],
     ids=["known", "looked_at", "no_host"],
 )
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in SHORT else pytest.mark.slow) for name in MODELS],
+)
 def test_states_when_all_is_rescued_time_and_again_then_same_bits(
     name: str, host_limit: int | None, is_known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,8 +7,10 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import pytest
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
@@ -60,6 +62,33 @@ def _run(program: Path, *arguments: str, ranks: int) -> tuple[str, str]:
         return "", f"{error}\n{error.stdout!s}{error.stderr!s}"
     texts = [f"status {each.returncode}\n{each.stdout}{each.stderr}" for each in done]
     return done[0].stdout, "".join(texts) if any(each.returncode for each in done) else ""
+
+
+@dataclass(frozen=True)
+class Scenarios:
+    """The scenarios of a program, which takes their names as arguments.
+
+    `slow`: those of the slow tier; they run in processes of their own.
+    """
+
+    program: Path
+    quick: tuple[str, ...]
+    slow: tuple[str, ...] = ()
+    ranks: int = 2
+
+    def parameters(self, *names: str) -> list[Any]:
+        """Return all scenarios, or those with these names, as parameters of tests."""
+        slow = pytest.mark.slow
+        return [
+            pytest.param(each, marks=slow) if each in self.slow else each
+            for each in names or (*self.quick, *self.slow)
+        ]
+
+    def found(self, name: str) -> list[Any]:
+        """Return what the program found for a scenario, by rank."""
+        names = self.slow if name in self.slow else self.quick
+        ranks: list[Any] = run_on_ranks(self.program, *names, ranks=self.ranks)[name]
+        return ranks
 
 
 def tell_and_exit(found: dict[str, Any]) -> NoReturn:
