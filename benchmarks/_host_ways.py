@@ -1,4 +1,4 @@
-"""Ways to train the demo's model, and the CPU time of the training thread for each."""
+"""Ways to train the demo's model, or one like GPT-2: CPU time of the training thread for each."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from torch import nn
+from torch.nn import functional
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -76,15 +78,50 @@ def leave(_: object = None) -> None:
     """Do nothing."""
 
 
-class Training:
-    """A model that is trained with one batch."""
+class GptBlock(nn.Module):
+    """A layer as in GPT-2: fused projection, two norms with bias, GELU."""
 
-    def __init__(self, size: ModelSize, change: Callable[[LanguageModel], object] = leave) -> None:
+    def __init__(self, size: ModelSize) -> None:
+        super().__init__()
+        self.heads = size.heads
+        self.norm1, self.norm2 = nn.LayerNorm(size.dim), nn.LayerNorm(size.dim)
+        self.qkv, self.out = nn.Linear(size.dim, 3 * size.dim), nn.Linear(size.dim, size.dim)
+        self.up, self.down = nn.Linear(size.dim, size.hidden), nn.Linear(size.hidden, size.dim)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, tokens, dim = x.shape
+        parts = self.qkv(self.norm1(x)).split(dim, dim=-1)
+        q, k, v = (part.view(batch, tokens, self.heads, -1).transpose(1, 2) for part in parts)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = torch.add(x, self.out(mixed.transpose(1, 2).reshape(x.shape)))
+        hidden = functional.gelu(self.up(self.norm2(x)), approximate="tanh")
+        return torch.add(x, self.down(hidden))
+
+
+class Gpt(LanguageModel):
+    """A model of layers as in GPT-2."""
+
+    def __init__(self, size: ModelSize) -> None:
+        super().__init__(size)
+        self.blocks = nn.ModuleList(GptBlock(size) for _ in range(size.layers))
+        self.norm = nn.LayerNorm(size.dim)  # type: ignore[assignment]
+
+
+class Training:
+    """A model that is trained with one batch: by AdamW if it is a `Gpt`, else by SGD."""
+
+    def __init__(
+        self,
+        size: ModelSize,
+        change: Callable[[LanguageModel], object] = leave,
+        kind: type[LanguageModel] = LanguageModel,
+    ) -> None:
         """Build the model; `change` may modify it, for example to recompute its blocks."""
         torch.manual_seed(0)
-        self.model = LanguageModel(size)
+        self.model = kind(size)
         change(self.model)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4)
+        optimizer = torch.optim.AdamW if kind is Gpt else torch.optim.SGD
+        self.optimizer: torch.optim.Optimizer = optimizer(self.model.parameters(), lr=1e-4)
         self._windows = torch.randint(BYTE_VALUES, (size.batch, size.tokens + 1))
 
     def loss(self) -> torch.Tensor:

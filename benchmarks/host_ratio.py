@@ -17,6 +17,8 @@ turns.
   which copies nothing on the CPU;
 - checkpoint, checkpoint_save: each block under `swapkit.checkpoint`, and with `save=["matmul"]`;
   torch_checkpoint, torch_selective: the same by torch, saving the results of `mm`;
+- gpt_...: the same ways with 10 layers as in GPT-2, width 64, two sequences of 16 tokens, AdamW,
+  over gpt_pool;
 - planner_recompute_50, planner_recompute_40: a session with `policy="recompute"` within 50 or 40
   per cent of a step's activations; 8 layers, width 64, 256 tokens, over planner_pool.
 
@@ -27,7 +29,7 @@ Sessions must follow their plan to the end of each step, without a rescue or a n
 `mixed_us_per_saved_tensor`, and `mixed_optimizer_us` for the optimizer's step; per step
 `mixed_swapped_bytes`, `mixed_recomputed`; and `mixed_us_per_recomputed_operator`, beyond
 session_free. `forward_operators`, `backward_operators` and `saved_tensors` of the step, and the
-same with the prefix `planner_`.
+same with the prefixes `gpt_` and `planner_`.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ import json
 import statistics
 import sys
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,6 +54,7 @@ import swapkit
 from benchmarks._host_ways import (
     RESCUE,
     Counts,
+    Gpt,
     InSession,
     InTurn,
     Plain,
@@ -65,13 +68,14 @@ from benchmarks._host_ways import (
     make_size,
 )
 from benchmarks._per_saved_tensor import Passing
+from examples.language_model import LanguageModel
 from swapkit.simulation.timeline import KEEP, RECOMPUTE, SWAP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from benchmarks._host_ways import Scope, Step, Way
-    from examples.language_model import LanguageModel, ModelSize
+    from examples.language_model import ModelSize
     from swapkit.planning.planner import Policy
 
     Make = Callable[[], Way]
@@ -83,6 +87,7 @@ RECOMPUTING = ("recompute_all", "mixed")  # plans whose recomputed operators are
 AMPLE_BYTES = 2 << 30
 DIM, TOKENS = 32, 16
 PLANNER_DIM, PLANNER_TOKENS = 64, 256
+GPT_DIM, GPT_BATCH = 64, 2
 PERCENTS = (50, 40)
 MATMULS = frozenset(getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "bmm"))
 
@@ -90,18 +95,20 @@ MATMULS = frozenset(getattr(torch.ops.aten, name).default for name in ("mm", "ad
 # ---- the ways ------------------------------------------------------------------------------------
 
 
-def list_ways(size: ModelSize) -> dict[str, Make]:
+def list_ways(
+    size: ModelSize, kind: type[LanguageModel] = LanguageModel, prefix: str = ""
+) -> dict[str, Make]:
     """Return a factory for each way, the pool alone first."""
 
     def plain(
         change: Callable[[LanguageModel], object] = leave, scope: Scope = nullcontext
     ) -> Make:
-        return lambda: Plain(Training(size, change), scope)
+        return lambda: Plain(Training(size, change, kind), scope)
 
     def session(name: str, policy: str | Policy) -> Make:
-        return lambda: InSession(name, Training(size), policy, AMPLE_BYTES)
+        return lambda: InSession(prefix + name, Training(size, kind=kind), policy, AMPLE_BYTES)
 
-    return {
+    ways = {
         POOL: plain(),
         "identity_hooks": plain(scope=partial(saved_tensors_hooks, identity, identity)),
         "noop_mode": plain(scope=Passing),
@@ -118,6 +125,7 @@ def list_ways(size: ModelSize) -> dict[str, Make]:
         "checkpoint_save": plain(partial(checkpoint_by_swapkit, save=("matmul",))),
         "torch_selective": plain(partial(checkpoint_by_torch, saves=MATMULS)),
     }
+    return {prefix + name: make for name, make in ways.items()}
 
 
 def list_planner_ways(size: ModelSize) -> dict[str, Make]:
@@ -222,8 +230,9 @@ def summarize(results: Mapping[str, Result], base: str, step: Step) -> Figures:
             "swapped_bytes": result.counts.swapped_bytes,
             "recomputed": result.counts.recomputed,
         }
-        if name in RECOMPUTING and SESSION in results:
-            beyond_us = (result.ratio - results[SESSION].ratio) * plain.both_us
+        session = name.replace(name.removeprefix("gpt_"), SESSION)
+        if name.removeprefix("gpt_") in RECOMPUTING and session in results:
+            beyond_us = (result.ratio - results[session].ratio) * plain.both_us
             found["us_per_recomputed_operator"] = beyond_us / result.counts.recomputed
         figures |= {f"{name}_{key}": value for key, value in found.items()}
     return figures
@@ -240,6 +249,7 @@ class Group:
     prefix: str
     size: ModelSize
     ways: dict[str, Make]
+    kind: type[LanguageModel] = LanguageModel
 
     def choose(self, names: Collection[str]) -> dict[str, Make]:
         """Return the ways with one of the names, and the pool alone."""
@@ -248,11 +258,15 @@ class Group:
         return {self.base: self.ways[self.base], **chosen} if chosen else {}
 
 
-def list_groups(layers: int, planner_layers: int) -> tuple[Group, ...]:
+def list_groups(layers: int, gpt_layers: int, planner_layers: int) -> tuple[Group, ...]:
     tiny = make_size(layers, DIM, TOKENS)
+    gpt = replace(
+        make_size(gpt_layers, GPT_DIM, TOKENS), heads=4, hidden=4 * GPT_DIM, batch=GPT_BATCH
+    )
     planned = make_size(planner_layers, PLANNER_DIM, PLANNER_TOKENS)
     return (
         Group(base=POOL, prefix="", size=tiny, ways=list_ways(tiny)),
+        Group(base="gpt_pool", prefix="gpt_", size=gpt, ways=list_ways(gpt, Gpt, "gpt_"), kind=Gpt),
         Group(base=PLANNER_POOL, prefix="planner_", size=planned, ways=list_planner_ways(planned)),
     )
 
@@ -263,7 +277,7 @@ def run_group(group: Group, names: Collection[str], *, rounds: int, steps: int) 
     if not ways:
         return {}
     gc.collect()
-    step = count_step(Training(group.size))
+    step = count_step(Training(group.size, kind=group.kind))
     print_heading(group.size, step)
     results = measure(ways, group.base, rounds=rounds, steps=steps)
     figures = summarize(results, group.base, step)
@@ -310,13 +324,14 @@ def print_row(name: str, figures: Figures) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--gpt-layers", type=int, default=10)
     parser.add_argument("--planner-layers", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--steps", type=int, default=3, help="steps of each way in a round")
     parser.add_argument("--modes", help="comma-separated (default: all)")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
-    groups = list_groups(options.layers, options.planner_layers)
+    groups = list_groups(options.layers, options.gpt_layers, options.planner_layers)
     known = [name for group in groups for name in group.ways]
     names = known if options.modes is None else options.modes.split(",")
     if not set(names) <= set(known):

@@ -40,13 +40,14 @@ if TYPE_CHECKING:
     from swapkit.ir.plans import Plan
     from swapkit.ir.traces import Trace
 
-POOLS = ("pool", "planner_pool")
+POOLS = ("pool", "gpt_pool", "planner_pool")
 PLANNED = ("planner_recompute_50", "planner_recompute_40")
 WAYS = (
     *("identity_hooks", "noop_mode", "session_rescue", "session_free", "swap_all", "recompute_all"),
     *("mixed", "offload", "offload_prefetch4", "save_on_cpu", "checkpoint", "torch_checkpoint"),
-    *("checkpoint_save", "torch_selective", *PLANNED),
+    *("checkpoint_save", "torch_selective"),
 )
+OF_GPT = tuple(f"gpt_{way}" for way in WAYS)
 FIGURES = (
     *("ratio", "forward_us", "backward_us", "optimizer_us", "us_per_operator"),
     *("us_per_saved_tensor", "swapped_bytes", "recomputed"),
@@ -63,14 +64,29 @@ def rows_of(output: str) -> list[str]:
 def expected_keys() -> set[str]:
     return {
         *(f"{pool}_{each}" for pool in POOLS for each in Times._fields),
-        *(f"{prefix}{each}" for prefix in ("", "planner_") for each in COUNTS),
-        *(f"{way}_{each}" for way in WAYS for each in FIGURES),
-        *(f"{way}_us_per_recomputed_operator" for way in ("recompute_all", "mixed")),
+        *(f"{prefix}{each}" for prefix in ("", "gpt_", "planner_") for each in COUNTS),
+        *(f"{way}_{each}" for way in (*WAYS, *OF_GPT, *PLANNED) for each in FIGURES),
+        *(
+            f"{prefix}{way}_us_per_recomputed_operator"
+            for prefix in ("", "gpt_")
+            for way in ("recompute_all", "mixed")
+        ),
     }
 
 
 def test_benchmark_when_run_then_every_way_has_its_figures(tmp_path: Path) -> None:
-    sizes = ("--layers", "2", "--planner-layers", "6", "--rounds", "1", "--steps", "1")
+    sizes = (
+        "--layers",
+        "2",
+        "--gpt-layers",
+        "1",
+        "--planner-layers",
+        "6",
+        "--rounds",
+        "1",
+        "--steps",
+        "1",
+    )
     done = subprocess.run(
         [sys.executable, "benchmarks/host_ratio.py", *sizes, "--json", tmp_path / "figures.json"],
         cwd=ROOT,
@@ -82,9 +98,9 @@ def test_benchmark_when_run_then_every_way_has_its_figures(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr[-4000:]
     figures = json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))
     assert set(figures) == expected_keys()
-    assert rows_of(done.stdout) == ["pool", *WAYS[:-2], "planner_pool", *PLANNED]
+    assert rows_of(done.stdout) == ["pool", *WAYS, "gpt_pool", *OF_GPT, "planner_pool", *PLANNED]
     assert {way for way in WAYS if figures[f"{way}_swapped_bytes"]} == {"swap_all", "mixed"}
-    recomputing = {way for way in WAYS if figures[f"{way}_recomputed"]}
+    recomputing = {way for way in (*WAYS, *PLANNED) if figures[f"{way}_recomputed"]}
     assert recomputing == {"recompute_all", "mixed", *PLANNED}
     assert figures["mixed_swapped_bytes"] < figures["swap_all_swapped_bytes"]
     assert figures["mixed_recomputed"] < figures["recompute_all_recomputed"]
