@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swapkit._runtime.control.rank_switch import PATIENCE_STEPS
+from swapkit._runtime.control.rank_agreement import PATIENCE_STEPS
 from tests.support import ROOT
 from tests.support.ranks import Scenarios
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from swapkit._runtime.control.rank_meetings import describe_step, describe_weakly
-from swapkit._runtime.control.rank_switch import join_ranks
+from swapkit._runtime.control.rank_agreement import describe_step, describe_weakly, join_ranks
 from swapkit._runtime.control.resharding import AUTO, Resharding
 from swapkit._runtime.control.stages import StagePlans
 from swapkit._runtime.machine.measured_machine import measure_machine
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from swapkit._runtime.control.rank_switch import Ranks
+    from swapkit._runtime.control.rank_agreement import Ranks
     from swapkit._runtime.control.session_config import SessionConfig
     from swapkit._runtime.saved.device import Device
     from swapkit.ir.machines import Machine
@@ -173,7 +172,7 @@ class PlanMaker:
         if self._is_over:
             return False
         config, step, find = self._config, describe_step(trace), self._floor_finder(trace)
-        if self._ranks.has_said or not isinstance(config.policy, str) or is_at_once():
+        if self._ranks.has_published or not isinstance(config.policy, str) or is_at_once():
             return self._ranks.agree(config.limits.budget_bytes, find, step)
         if self._floor is None:
             self._floor = ThreadJob(find)

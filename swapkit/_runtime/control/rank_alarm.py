@@ -1,7 +1,7 @@
 """Failing together: a rank that runs out of memory says so, and no rank waits for it any more.
 
 The ranks of the default process group use its store. A rank writes what happened to it; a thread of
-each rank looks for that. Both use a connection and a thread of their own, so training never waits
+each rank reads that. Both use a connection and a thread of their own, so training never waits
 for the store. The thread that reads of a failure first notes it, then has the session's
 thread raise it at the next saved tensor or end of a step, then ends the collectives that this rank
 waits in (`torch_compat/process_groups.py`): they raise torch's error, which the session replaces as
@@ -11,32 +11,26 @@ it leaves.
 from __future__ import annotations
 
 import atexit
-import json
 import re
 import threading
 import uuid
 from contextlib import suppress
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed
 
 from swapkit._native.lib import defer_interruption, forget_interruption
-from swapkit._runtime.control import rank_store
-from swapkit._runtime.control.rank_store import OnePerGroup, parse_said
-from swapkit._runtime.torch_compat.internals import connect_again
+from swapkit._runtime.control.board import once_per_group, start
 from swapkit._runtime.torch_compat.process_groups import end_collectives
 from swapkit.errors import InvalidDocument, RankOutOfMemory, SwapkitError
 from swapkit.texts import get_logger
-from swapkit.units import MOST_BYTES, format_bytes, show
+from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import TypeGuard
-
     from swapkit._runtime.allocators.installed_pool import Installation
-    from swapkit._runtime.torch_compat.internals import Store
+    from swapkit._runtime.control.board import Board
 
 _log = get_logger(__name__)
 ONE, ALL = "rank", "all"  # the values of `on_oom`
@@ -51,69 +45,46 @@ NEWS_SECONDS = 1.0
 _BROKEN = re.compile(
     r"connection (closed|reset|refused)|broken pipe|aborted|nccl|hccl|gloo|monitoredBarrier", re.I
 )
+# The marks of failures that this process has read: a store may outlive the process group that used
+# it. A group's failure has the first number that those of earlier groups have not.
+_known: set[str] = set()
 
 
-def parse_failure(text: bytes, own_rank: int) -> tuple[str, RankOutOfMemory]:
-    """Parse what a rank wrote when it ran out of memory; return its mark, and the error to raise.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """What a rank publishes when it has run out of memory."""
 
-    Raises:
-        InvalidDocument: the text has another format.
-    """
-    try:
-        said = parse_said(text)
-    except InvalidDocument:
-        said = None
-    fields = said if isinstance(said, dict) else {}
-    mark, text_there = fields.get("mark"), fields.get("text")
-    rank, budget_bytes = fields.get("rank"), fields.get("budget_bytes")
-    if not (
-        _is_text(mark) and _is_text(text_there) and _is_count(rank) and _is_count(budget_bytes)
-    ):
-        raise InvalidDocument(
-            f"a rank that ran out of memory wrote {show(text)}, which this version of swapkit "
-            "cannot read. Use the same version on all ranks"
+    mark: str  # of no other failure
+    rank: int
+    budget_bytes: int
+    text: str
+
+    def as_error(self, own_rank: int) -> RankOutOfMemory:
+        """Return the error to raise on a rank."""
+        whose = "this rank" if self.rank == own_rank else f"rank {self.rank}"
+        return RankOutOfMemory(
+            f"{whose} ran out of memory within its budget of {format_bytes(self.budget_bytes)}, so "
+            f"all ranks of the process group stop (on_oom={ALL!r}); this is rank {own_rank}. "
+            f"The error there: {self.text}",
+            rank=self.rank,
+            budget_bytes=self.budget_bytes,
+            text=self.text,
         )
-    whose = "this rank" if rank == own_rank else f"rank {rank}"
-    message = (
-        f"{whose} ran out of memory within its budget of {format_bytes(budget_bytes)}, so all "
-        f"ranks of the process group stop (on_oom={ALL!r}); this is rank {own_rank}. "
-        f"The error there: {text_there}"
-    )
-    failure = RankOutOfMemory(message, rank=rank, budget_bytes=budget_bytes, text=text_there)
-    return mark, failure
-
-
-def _is_text(value: object) -> TypeGuard[str]:
-    return isinstance(value, str)
-
-
-def _is_count(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_BYTES
 
 
 class RankAlarm:
-    """What the ranks of one process group say about memory. Any thread."""
+    """What the ranks of one process group publish about memory. Any thread."""
 
-    def __init__(
-        self, find_store: Callable[[], Store], *, rank: int, count: int, known: set[str]
-    ) -> None:
-        """Take a rank's place; it listens while a thread has joined.
-
-        Args:
-            find_store: returns the store that all ranks share; raises ValueError if it is gone.
-            rank: this rank.
-            count: the number of ranks.
-            known: the marks of failures that this process has read: a store may outlive the process
-                group that used it.
-        """
-        self.rank = rank
+    def __init__(self, board: Board) -> None:
+        """Take a rank's place; it listens while a thread has joined."""
+        self.rank = board.rank
         self.failure: RankOutOfMemory | None = None  # the first one, of any rank
-        self._period_seconds = min(SLOWEST_SECONDS, max(FASTEST_SECONDS, count / MOST_RATE))
-        self._find_store = find_store
-        self._known = known
+        self._board = board
+        self._former = frozenset(_known)  # of earlier process groups
+        self._period_seconds = min(SLOWEST_SECONDS, max(FASTEST_SECONDS, board.count / MOST_RATE))
         self._stop = threading.Event()  # of the thread that listens
         self._has_ended = threading.Event()  # whether this rank's collectives were ended
-        self._has_said = False
+        self._has_published = False
         self._threads: list[int] = []  # those to raise the failure
         self._lock = threading.Lock()
 
@@ -126,7 +97,8 @@ class RankAlarm:
             self._spread([thread])
             if len(self._threads) == 1 and self.failure is None:
                 self._stop = threading.Event()
-                _run(self._listen, self._stop)
+                atexit.register(self._stop.set)  # runs before the board waits for its threads
+                start(self._listen, self._stop, name="swapkit-alarm")
 
     def leave(self, thread: int) -> None:
         """Undo `join`."""
@@ -138,21 +110,17 @@ class RankAlarm:
                 forget_interruption(self.failure, thread)
 
     def announce(self, budget_bytes: int, text: str) -> None:
-        """Tell all ranks that this one has run out of memory; return at once.
+        """Let all ranks know that this one has run out of memory; return at once.
 
         Only the first failure counts.
         """
         with self._lock:
-            if self._has_said or self.failure is not None:
+            if self._has_published or self.failure is not None:
                 return
-            self._has_said = True
-        said = {
-            "mark": uuid.uuid4().hex,
-            "rank": self.rank,
-            "budget_bytes": budget_bytes,
-            "text": text[:MOST_TEXT],
-        }
-        _run(self._tell, json.dumps(said))
+            self._has_published = True
+        mark, text = uuid.uuid4().hex, text[:MOST_TEXT]
+        failure = Failure(mark=mark, rank=self.rank, budget_bytes=budget_bytes, text=text)
+        start(self._publish, failure, name="swapkit-alarm")
 
     def await_end(self) -> RankOutOfMemory | None:
         """Return the failure of a rank; wait a moment for it, and for the end of collectives.
@@ -162,37 +130,34 @@ class RankAlarm:
         self._has_ended.wait(NEWS_SECONDS)
         return self.failure
 
-    def stop(self) -> None:
-        """Stop listening for good."""
-        self._stop.set()
-
     # ---- on threads of its own -------------------------------------------------------------------
 
-    def _tell(self, text: str) -> None:
+    def _publish(self, failure: Failure) -> None:
         try:
-            store = connect_again(self._find_store())
-            store.set(_key(store.add(_key("count"), 1)), text)
+            board, number = self._board.connect(), 1
+            while board.decide(_topic(number), failure).mark in self._former:
+                number += 1
         except (RuntimeError, ValueError) as error:
             _log.warning("cannot tell the other ranks that this one is out of memory: %s", error)
 
     def _listen(self, stop: threading.Event) -> None:
         try:
-            store = connect_again(self._find_store())
-            number = 1
+            board, number = self._board.connect(), 1
             # Not `store.wait`: if it returns while the interpreter ends, the process aborts.
             while not stop.wait(self._period_seconds):
-                if not store.check([_key(number)]):
+                failure = board.find(_topic(number), Failure)
+                if failure is None:
                     continue
-                mark, failure = parse_failure(store.get(_key(number)), self.rank)
                 number += 1
-                if mark not in self._known:  # else of an earlier process group
-                    self._known.add(mark)
-                    self._fail(failure)
+                if failure.mark not in self._former:
+                    _known.add(failure.mark)
+                    self._fail(failure.as_error(self.rank))
                     return
-        except InvalidDocument as error:
-            _log.warning("rank %d no longer listens to the others: %s", self.rank, error)
         except (RuntimeError, ValueError) as error:  # the process group or its store is gone
-            _log.debug("rank %d no longer listens to the others: %s", self.rank, error)
+            log = _log.warning if isinstance(error, InvalidDocument) else _log.debug
+            log("rank %d no longer listens to the others: %s", self.rank, error)
+        finally:
+            atexit.unregister(stop.set)
 
     def _fail(self, failure: RankOutOfMemory) -> None:
         with self._lock:
@@ -209,27 +174,11 @@ class RankAlarm:
                 defer_interruption(self.failure, thread)
 
 
-def _run(target: Callable[..., None], *args: object) -> None:
-    rank_store.start(target, *args, name="swapkit-alarm")
+def _topic(number: int) -> str:
+    return f"swapkit/out-of-memory/{number}"
 
 
-@atexit.register  # later than `store_threads`, so it runs first
-def _stop_listening() -> None:
-    for alarm in _alarms.all():
-        alarm.stop()
-
-
-def _key(name: object) -> str:
-    return f"swapkit/out-of-memory/{name}"
-
-
-_known: set[str] = set()
-_alarms = OnePerGroup(partial(RankAlarm, known=_known))
-
-
-def find_alarm() -> RankAlarm | None:
-    """Return the alarm of the default process group; None: there are no other ranks."""
-    return _alarms.find()
+find_alarm = once_per_group(RankAlarm)
 
 
 class RankWatch:
@@ -243,24 +192,22 @@ class RankWatch:
             budget_bytes: of the session.
         """
         self._failures = installation.failures
-        self._failures.append(self.tell)
+        self._failures.append(self.announce)
         self._budget_bytes = budget_bytes
         self._thread = threading.get_ident()
         self._alarm: RankAlarm | None = None
         self._join(find_alarm())
 
     def _join(self, alarm: RankAlarm | None) -> None:
-        self._alarm = alarm
+        """Leave the former group's alarm, and join this one."""
+        former, self._alarm = self._alarm, alarm
+        if former is not None:
+            former.leave(self._thread)
         if alarm is not None:
             alarm.join(self._thread)
 
-    def _leave(self) -> None:
-        alarm, self._alarm = self._alarm, None
-        if alarm is not None:
-            alarm.leave(self._thread)
-
-    def tell(self, text: str) -> None:
-        """Tell all ranks that a request for memory has failed here. Any thread; returns at once."""
+    def announce(self, text: str) -> None:
+        """Publish that a request for memory has failed here. Any thread; returns at once."""
         if self._alarm is not None:
             self._alarm.announce(self._budget_bytes, text)
 
@@ -272,7 +219,6 @@ class RankWatch:
         """
         alarm = find_alarm()
         if alarm is not self._alarm:
-            self._leave()
             self._join(alarm)
         elif alarm is not None and alarm.failure is not None and alarm.failure.rank != alarm.rank:
             raise alarm.failure
@@ -298,5 +244,5 @@ class RankWatch:
     def end(self) -> None:
         """Leave the ranks. Any thread; a second call does nothing."""
         with suppress(ValueError):
-            self._failures.remove(self.tell)
-        self._leave()
+            self._failures.remove(self.announce)
+        self._join(None)

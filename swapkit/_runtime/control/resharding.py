@@ -11,19 +11,18 @@ without backward has left them, and forwards without gradients run with the user
 
 from __future__ import annotations
 
-import json
 from collections import deque
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed
 
-from swapkit._runtime.control.rank_switch import RankSwitch
+from swapkit._runtime.control.board import parse, write
 from swapkit._runtime.model import global_hooks
 from swapkit._runtime.model.sharded_modules import find_sharded
 from swapkit._runtime.torch_compat.internals import count_collectives
-from swapkit.ir.documents import parse_document
 from swapkit.planning.beside import ThreadJob, is_at_once
 from swapkit.planning.resharding import WORTH, choose_kept
 from swapkit.reporting.machines import format_seconds
@@ -31,7 +30,8 @@ from swapkit.texts import get_logger
 from swapkit.units import show
 
 if TYPE_CHECKING:
-    from swapkit._runtime.control.rank_switch import Proposal, Ranks
+    from swapkit._runtime.control.rank_agreement import Ranks
+    from swapkit._runtime.control.rank_switch import Proposal, RankSwitch
     from swapkit.ir.machines import Machine
     from swapkit.ir.traces import Trace
     from swapkit.planning.resharding import KeptWeights
@@ -40,6 +40,18 @@ _log = get_logger(__name__)
 USER, AUTO = "user", "auto"  # who chooses
 POSITIONS_KEPT = 256  # ends of steps
 NAME = "reshard_after_forward"
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    path: str  # of a module
+    frees: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    settings: tuple[_Setting, ...]  # of all modules
+    kept: tuple[str, ...]  # paths
 
 
 def describe_choice(found: KeptWeights) -> str:
@@ -113,12 +125,12 @@ class Resharding:
         if self._why or self._switch is not None:
             return
         members = self._ranks_of(self._modules[0].process_group)
-        place = None if ranks is None else ranks.find_switch_place(members)
-        if place is None:
+        if ranks is not None:
+            self._switch = ranks.make_switch(members, self._positions, self._check)
+        switch = self._switch
+        if switch is None:
             self._why = "not all ranks of the group have a session that does the same"
-            return
-        self._switch = switch = RankSwitch(place, self._positions, self._check)
-        if not switch.proposes:
+        if switch is None or not switch.proposes:
             return
         paths = frozenset(path for each in self._modules for path in each.paths)
         choose = partial(choose_kept, trace, paths, machine, self._policy)
@@ -134,24 +146,20 @@ class Resharding:
         known = {*found.kept, *found.freed}
         others = [each for each in self._modules if known.isdisjoint(each.paths)]
         kept = [*found.kept, *(each.paths[0] for each in others if not each.frees)]
-        change = json.dumps([self._describe(), kept]) if found.changes else ""
+        change = write(_Change(self._describe(), tuple(kept))) if found.changes else ""
         switch.propose(change, describe_choice(found))
 
-    def _describe(self) -> str:
+    def _describe(self) -> tuple[_Setting, ...]:
         """Return what must be equal on all ranks, besides the order of their collectives."""
-        return json.dumps([(each.paths[0], each.frees) for each in self._modules])
+        return tuple(_Setting(each.paths[0], each.frees) for each in self._modules)
 
     def _check(self, change: str) -> str:
         """Return why this rank cannot make a change; empty: it can."""
         try:
-            found = parse_document(change.encode())
+            is_same = parse(change.encode(), _Change).settings == self._describe()
         except ValueError:
-            found = None
-        match found:
-            case [described, [*kept]] if all(isinstance(each, str) for each in kept):
-                is_same = described == self._describe()
-                return "" if is_same else "the modules of the ranks have other settings"
-        return f"a rank proposed {show(change)}"
+            return f"a rank proposed {show(change)}"
+        return "" if is_same else "the modules of the ranks have other settings"
 
     # ---- steps -----------------------------------------------------------------------------------
 
@@ -198,7 +206,7 @@ class Resharding:
         self._propose(switch, found)
 
     def _follow(self, proposal: Proposal) -> None:
-        self._kept = frozenset(json.loads(proposal.change)[1])
+        self._kept = frozenset(parse(proposal.change.encode(), _Change).kept)
         self._done = f"since step {self._steps}, {proposal.reason}"
         global_hooks.steps.add(self)
         self._set()

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import threading
 import uuid
-import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from swapkit._runtime.control.rank_store import OnePerGroup, SharedStore, parse_said
+from swapkit._runtime.control.board import begin, once_per_group
 from swapkit.errors import InvalidDocument
 from swapkit.planning.selection.lean_trials import is_near, used_bytes
 from swapkit.reporting.machines import format_seconds
 from swapkit.texts import get_logger
-from swapkit.units import format_bytes, show
+from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
+    from concurrent.futures import Future
 
-    from swapkit._runtime.control.rank_store import Answer
-    from swapkit._runtime.torch_compat.internals import Store
+    from swapkit._runtime.control.board import Board
     from swapkit.ir.plans import Plan
     from swapkit.ir.stages import StagePlace
     from swapkit.planning.selection.asking import MakePlans
@@ -29,17 +26,14 @@ if TYPE_CHECKING:
 
 # ---- stage exchange ------------------------------------------------------------------------------
 #
-# What the stages of a pipeline tell each other: the time that each takes for its step.
-#
-# Each rank of a pipeline publishes the times of its own plan in the store of the default process
-# group, and looks now and then for what the others have published. No rank waits: requests run on
-# threads of their own, and their answers are taken at the end of a later step. A store may outlive
-# the process group and the sessions that wrote to it. So each session has a *mark*, and repeats the
-# marks that it has read: a rank believes only what was written after its own mark was read.
+# Each rank of a pipeline publishes the times of its own plan, and reads now and then what the
+# others have published. No rank waits: requests run on threads of their own, and their answers are
+# taken at the end of a later step. A store may outlive the process group and the sessions that
+# wrote to it. So each session has a *mark*, and repeats the marks that it has read: a rank believes
+# only what was written after its own mark was read.
 
 _log = get_logger(__name__)
-MOST_SECONDS = 1e9  # that a rank may claim for a step; an integer may not even fit a float
-MOST_STEPS = 64  # between two looks; after news, first 1 step, then 2, and so on
+MOST_STEPS = 64  # between two readings; after news, first 1 step, then 2, and so on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,73 +44,43 @@ class StageTimes:
     work_seconds: float  # of a step, without waits for other ranks
     step_seconds: float  # with them
 
+    def __post_init__(self) -> None:
+        """Check that there is a stage."""
+        if not self.stages:
+            raise ValueError(self)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Said:
-    """What a rank has published."""
+
+@dataclass(frozen=True, slots=True)
+class _Note:
+    """What a rank has published for its stage."""
 
     mark: str
-    heard: Mapping[str, str]  # the marks that it has read, by rank
-    times: StageTimes | None  # None: it has no plan now
-
-
-def _parse(text: bytes, rank: int) -> _Said:
-    """Parse what a rank has published.
-
-    Raises:
-        InvalidDocument: the text has another format.
-    """
-    try:
-        found = parse_said(text)
-    except InvalidDocument:
-        found = None
-    match found:
-        case {"mark": str(mark), "heard": dict(heard), "times": None}:
-            return _Said(mark=mark, heard=heard, times=None)
-        case {"mark": str(mark), "heard": dict(heard), "times": [[*stages], work, step]} if (
-            stages and all(map(_is_count, stages)) and _is_time(work) and _is_time(step)
-        ):
-            times = StageTimes(stages=tuple(stages), work_seconds=work, step_seconds=step)
-            return _Said(mark=mark, heard=heard, times=times)
-    raise InvalidDocument(
-        f"rank {rank} published {show(text)} for its stage of the pipeline, which this version of "
-        "swapkit cannot read. Use the same version on all ranks"
-    )
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and value >= 0
-
-
-def _is_time(value: object) -> bool:
-    return isinstance(value, int | float) and 0 <= value <= MOST_SECONDS
+    marks: dict[str, str]  # that it has read, by rank
+    times: StageTimes | None = None  # None: it has no plan now
 
 
 class StageExchange:
     """One session's part in a pipeline. On the thread of its steps; `leave`: any thread."""
 
-    def __init__(self, store: SharedStore, place: StagePlace, name: str, rank: int) -> None:
-        """Publish nothing yet.
-
-        Args:
-            store: shared by all ranks.
-            place: of this rank, in the pipeline.
-            name: of the pipeline in the store, the same on all its ranks.
-            rank: this rank.
-        """
+    def __init__(self, board: Board, place: StagePlace) -> None:
+        """Publish nothing yet. `place`: of this rank, in the pipeline."""
         self.place = place
-        self.name = name
-        self.rank = rank
-        self._store = store
-        self._mark = uuid.uuid4().hex[:12]
-        self._times: StageTimes | None = None
-        self._heard: dict[str, str] = {}
-        self._texts: list[bytes] = []  # of all ranks, at the last look
+        self._board = board
+        ranks = "-".join(map(str, place.ranks))
+        # Sessions at the same time have others.
+        self.topic = board.reserve(f"swapkit/stages/{ranks}/{place.count}", self)
+        self._note = _Note(uuid.uuid4().hex[:12], {})
+        self._published: _Note | None = None
+        self._notes: dict[int, _Note] = {}  # of all ranks, at the last reading
         self._found: dict[int, StageTimes] = {}  # in them
-        self._answer: Answer[list[bytes]] | None = None
-        self._written = ""  # what the latest request writes
-        self._wait = self._pause = 1  # steps until the next look, and from that to the one after
+        self._answer: Future[dict[int, _Note]] | None = None
+        self._wait = self._pause = 1  # steps until the next reading, and from that to the one after
         self._is_over = False
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self._board.rank
 
     def end_step(self, times: StageTimes | None) -> dict[int, StageTimes]:
         """Take what has arrived and ask again, if it is time; return the times of all ranks.
@@ -130,145 +94,78 @@ class StageExchange:
         if self._is_over:
             return {}
         try:
-            found = self._take(times)
+            self._take(times)
             self._ask()
-        except InvalidDocument as error:
-            self._is_over = True
-            _log.warning("rank %d plans without the other stages: %s", self.rank, error)
         except (RuntimeError, ValueError) as error:  # such as a destroyed process group
             self._is_over = True
-            _log.debug("rank %d plans without the other stages: %s", self.rank, error)
-        else:
-            return found
-        return {}
-
-    def leave(self) -> None:
-        """Withdraw what this rank has said, without waiting. Any thread."""
-        if self._is_over or not self._written:
-            self._is_over = True
-            return
-        self._is_over = True
-        try:
-            self._store.begin(self._write)
-        except RuntimeError as error:  # the interpreter ends: no more threads
-            _log.debug("rank %d leaves its pipeline unheard: %s", self.rank, error)
-
-    def _take(self, times: StageTimes | None) -> dict[int, StageTimes]:
-        """Take the answer of the last look, if it is there; return the times of all ranks."""
-        texts, answer = self._texts, self._answer
-        if answer is not None and not answer.is_awaited:
-            self._answer = None
-            texts = answer.take()
-        if times != self._times or texts != self._texts:
-            self._times, self._texts = times, texts
-            self._wait, self._pause = 0, 1
-            self._found = self._read()
+            log = _log.warning if isinstance(error, InvalidDocument) else _log.debug
+            log("rank %d plans without the other stages: %s", self.rank, error)
+            return {}
         return self._found
 
-    def _read(self) -> dict[int, StageTimes]:
-        """Return the times of all ranks; nothing: not all are known."""
-        said = {
-            rank: _parse(text, rank)
-            for rank, text in zip(self.place.ranks, self._texts, strict=False)  # none: no answer
-            if rank != self.rank and text
-        }
-        self._heard = {str(rank): each.mark for rank, each in said.items()}
-        # Of this session: a rank that has not read this session's mark may speak of another one.
-        known = {
-            rank: each.times
-            for rank, each in said.items()
-            if each.times is not None and each.heard.get(str(self.rank)) == self._mark
-        }
-        if self._times is not None:
-            known[self.rank] = self._times
-        return known if len(known) == len(self.place.ranks) else {}
+    def leave(self) -> None:
+        """Withdraw what this rank has published, without waiting. Any thread."""
+        is_over, self._is_over = self._is_over, True
+        self._board.release(self.topic)
+        if not is_over and self._published is not None:
+            try:
+                begin(self._publish)
+            except RuntimeError as error:  # the interpreter ends: no more threads
+                _log.debug("rank %d leaves its pipeline unnoticed: %s", self.rank, error)
+
+    def _take(self, times: StageTimes | None) -> None:
+        """Take the answer of the last reading, if it is there."""
+        notes, answer = self._notes, self._answer
+        if answer is not None and answer.done():
+            self._answer = None
+            notes = answer.result()
+        if times == self._note.times and notes == self._notes:
+            return
+        self._notes, self._wait, self._pause = notes, 0, 1
+        mark, key = self._note.mark, str(self.rank)
+        marks = {str(rank): each.mark for rank, each in notes.items() if rank != self.rank}
+        self._note = _Note(mark, marks, times)
+        # Of this session: a rank that has not read this session's mark may mean another one.
+        believed = {rank: each for rank, each in notes.items() if each.marks.get(key) == mark}
+        believed[self.rank] = self._note
+        known = {rank: each.times for rank, each in believed.items() if each.times is not None}
+        self._found = known if len(known) == len(self.place.ranks) else {}
 
     def _ask(self) -> None:
-        """Start the next look, if it is time and there is an answer to the last one."""
+        """Start the next reading, if it is time and there is an answer to the last one."""
         self._wait -= 1
         if self._answer is not None or self._wait > 0:
             return
-        text = self._text()
-        if text == self._written:
+        if self._note == self._published:
             self._pause = min(2 * self._pause, MOST_STEPS)
-        self._written, self._wait = text, self._pause
-        self._answer = self._store.begin(self._look)
+        self._published, self._wait = self._note, self._pause
+        self._answer = begin(self._exchange)
 
-    def _text(self) -> str:
-        times = self._times
-        shown = None if times is None else [times.stages, times.work_seconds, times.step_seconds]
-        return json.dumps({"mark": self._mark, "heard": self._heard, "times": shown})
+    # ---- on threads of its own -------------------------------------------------------------------
 
-    # ---- requests to the store, on threads of their own ------------------------------------------
-
-    def _key(self, rank: int) -> str:
-        return f"{self.name}/rank-{rank}"
-
-    def _write(self, store: Store) -> None:
+    def _publish(self) -> None:
         # Read here: a request that was made earlier may come later.
-        store.set(self._key(self.rank), "" if self._is_over else self._written)
+        note = _Note(self._note.mark, {}) if self._is_over else self._published
+        self._board.publish(self.topic, note)
 
-    def _look(self, store: Store) -> list[bytes]:
-        self._write(store)
-        keys = [self._key(rank) for rank in self.place.ranks]
-        return store.multi_get(keys) if store.check(keys) else []
-
-
-class Pipelines:
-    """The pipelines of one rank in one process group. Any thread."""
-
-    def __init__(self, find_store: Callable[[], Store], *, rank: int, count: int) -> None:
-        """Begin without sessions.
-
-        Args:
-            find_store: returns the store that all ranks share.
-            rank: this rank.
-            count: the number of ranks.
-        """
-        del count
-        self.rank = rank
-        self._store = SharedStore(find_store)
-        self._lock = threading.Lock()
-        # Weak references: a session that is dropped never calls `leave`.
-        self._exchanges: weakref.WeakSet[StageExchange] = weakref.WeakSet()
-
-    def join(self, place: StagePlace) -> StageExchange:
-        """Return the part of a session in a pipeline; sessions at the same time have others."""
-        with self._lock:
-            taken = {each.name for each in self._exchanges}
-            ranks = "-".join(map(str, place.ranks))
-            start, number = f"swapkit/stages/{ranks}/{place.count}", 0
-            while f"{start}/{number}" in taken:
-                number += 1
-            made = StageExchange(self._store, place, f"{start}/{number}", self.rank)
-            self._exchanges.add(made)
-            return made
-
-    def leave(self, exchange: StageExchange) -> None:
-        """End a session's part."""
-        with self._lock:
-            self._exchanges.discard(exchange)
-        exchange.leave()
+    def _exchange(self) -> dict[int, _Note]:
+        self._publish()
+        return self._board.read(self.topic, _Note, self.place.ranks)
 
 
-_pipelines = OnePerGroup(Pipelines)
-
-
-def find_pipelines() -> Pipelines | None:
-    """Return this rank's pipelines; None: there are no other ranks."""
-    return _pipelines.find()
+find_board = once_per_group(lambda board: board)
 
 
 # ---- stage plans ---------------------------------------------------------------------------------
 #
 # Less memory for the stages of a pipeline that wait for the slowest one.
 #
-# A session whose recorded step was a pipeline's tells the other stages what its own plan takes.
+# A session whose recorded step was a pipeline's publishes what its own plan takes.
 # Once the times of all stages are known, the slowest one decides how long the step is: each other
 # stage tries the plan with the least memory that takes no longer. Waits for other ranks do not
 # count: they get shorter where the stage has more to do. All ranks find the same slowest stage from
-# the same times, whenever they read them, and a stage that says nothing leaves all plans as they
-# are.
+# the same times, whenever they read them, and a stage that publishes nothing leaves all plans
+# as they are.
 
 
 class StagePlans:
@@ -282,14 +179,14 @@ class StagePlans:
                 plan with the least memory within it, on any thread; None: no such plans are made.
         """
         self._prepare = prepare
-        self._pipelines: Pipelines | None = None
+        self._board: Board | None = None
         self._exchange: StageExchange | None = None
         self._own: tuple[Plan, StageTimes, float] | None = None  # and the waits of its step
         self._slowest: StageTimes | None = None
         self._followed: Plan | None = None  # with less memory
 
     def end_step(self, learner: Learner) -> None:
-        """Hear the other stages, and have the learner try a plan with less memory.
+        """Read the times of the other stages, and have the learner try a plan with less memory.
 
         Raises:
             Exception: an error of planning.
@@ -321,9 +218,8 @@ class StagePlans:
 
     def leave(self) -> None:
         """Withdraw from the pipeline, without waiting. Any thread."""
-        pipelines, exchange = self._pipelines, self._exchange
-        if pipelines is not None and exchange is not None:
-            pipelines.leave(exchange)
+        if self._exchange is not None:
+            self._exchange.leave()
 
     def describe(self, case: Case | None) -> str:
         """Return a sentence about the pipeline's step and this stage's plan; empty: not known."""
@@ -346,13 +242,13 @@ class StagePlans:
 
     def _join(self, place: StagePlace) -> StageExchange | None:
         """Return the session's part in a pipeline; None: there are no other ranks in it."""
-        pipelines = find_pipelines() if len(place.ranks) > 1 else None
+        board = find_board() if len(place.ranks) > 1 else None
         known = self._exchange
-        if known is not None and pipelines is self._pipelines and known.place == place:
+        if known is not None and board is self._board and known.place == place:
             return known
         self.leave()  # a former process group's, or another pipeline's
-        self._pipelines, self._slowest = pipelines, None
-        self._exchange = None if pipelines is None else pipelines.join(place)
+        self._board, self._slowest = board, None
+        self._exchange = None if board is None else StageExchange(board, place)
         return self._exchange
 
     def _find_times(self, case: Case) -> StageTimes | None:
@@ -370,7 +266,7 @@ class StagePlans:
         if known is None or known[0] is not plan:
             waits = trace.wait_seconds
         elif is_near(step_seconds, known[1].step_seconds):
-            return known[1]  # others need not hear of each step
+            return known[1]  # others need not know of each step
         else:
             waits = known[2]
         times = StageTimes(

@@ -11,9 +11,9 @@ import torch.distributed
 
 import swapkit
 from swapkit._runtime.control import plan_maker as plan_making
-from swapkit._runtime.control.rank_meetings import MeetingPlaces
-from swapkit._runtime.control.rank_switch import PATIENCE_STEPS, Ranks
-from swapkit.errors import InvalidDocument, PlanMismatch
+from swapkit._runtime.control.board import Board
+from swapkit._runtime.control.rank_agreement import PATIENCE_STEPS, Ranks, Rounds
+from swapkit.errors import PlanMismatch
 from swapkit.planning.beside import at_once
 from swapkit.planning.planner import find_floor
 from tests.support.sessions import (
@@ -34,7 +34,6 @@ SEARCH_STEPS = 2
 SETTLING_STEPS = 12  # of a search; slow operators or moves on a busy machine add candidates
 PARTS = "parts"
 PLACE = f"swapkit/{PARTS}/0"
-OWN, OTHER = (f"{PLACE}/0/rank-{rank}" for rank in range(2))
 STEP = "5e"
 
 
@@ -44,20 +43,27 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Any:
     distributed: Any = torch.distributed
     shared = distributed.HashStore()
     monkeypatch.setattr(plan_making, "measure_machine", steady_machine_like)
-    places = MeetingPlaces(lambda: shared, rank=0, count=2)
+    rounds = Rounds(Board(lambda: shared, rank=0, count=2))
 
     def join(_describe: object, former: Ranks | None = None) -> Ranks:
-        return former or Ranks(places, PARTS)
+        return former or Ranks(rounds, PARTS)
 
     monkeypatch.setattr(plan_making, "join_ranks", join)
     monkeypatch.setattr(plan_making, "describe_step", lambda _: STEP)
     return shared
 
 
-def say(store: Any, said: str) -> None:
+def publish(store: Any, *figures: Any) -> None:
     """Have the other rank speak."""
-    store.set(OTHER, said)
-    store.set("swapkit/sessions/rank-1", json.dumps([[PARTS, PLACE, 0, False]]))
+    session = [PARTS, PLACE, 0, [*figures, STEP], False]
+    store.set("swapkit/sessions/rank-1", json.dumps([session]))
+
+
+def find_own(store: Any) -> Any:
+    """Return the budget and the floor that this rank has published; None: nothing."""
+    sessions = json.loads(store.get("swapkit/sessions/rank-0"))
+    found = [figures[:2] for _, _, _, figures, _ in sessions if figures is not None]
+    return found[0] if found else None
 
 
 @pytest.fixture(scope="module")
@@ -88,11 +94,11 @@ def test_session_when_the_other_rank_is_late_then_warm_up_lasts_and_the_plan_is_
     limit, other = plain.budget(0.9), plain.budget(0.6)
     with open_session(training, limit) as session:
         assert run(session, training, 5) == ["warmup"] * 5
-        budget, floor = map(int, store.get(OWN).split()[:2])
+        budget, floor = find_own(store)
         assert budget == limit
         assert 0 < floor < other
         assert session.trace is None
-        say(store, f"{other} 0 {STEP}")
+        publish(store, other, 0)
         assert run(session, training, 1) != ["warmup"]
         assert run(session, training, SETTLING_STEPS)[-1] == "stable"
         assert 0 < session.plan.budget_bytes <= other
@@ -105,7 +111,7 @@ def test_session_when_the_other_rank_has_no_plan_then_this_one_has_none_and_says
 ) -> None:
     training = make_training()
     limit = plain.budget(0.9)
-    say(store, f"{limit + 1} {limit + 1} {STEP}")
+    publish(store, limit + 1, limit + 1)
     with open_session(training, limit) as session:
         assert run(session, training, 3) == ["warmup", "stable", "stable"]
         assert session.plan is None
@@ -122,8 +128,8 @@ def test_session_when_the_other_rank_never_comes_then_it_plans_alone(
         assert run(session, training, waited) == ["warmup"] * waited
         assert run(session, training, SETTLING_STEPS)[-1] == "stable"
         assert session.plan is not None
+        assert find_own(store) is not None
     assert "no budget has arrived from rank 1," in caplog.text
-    assert store.check([OWN])
 
 
 class Plans:
@@ -138,11 +144,11 @@ def test_policy_when_it_is_a_users_own_then_it_gets_the_budget_and_has_no_floor(
 ) -> None:
     training = make_training()
     other = plain.budget(0.6)
-    say(store, f"{other} 0 {STEP}")
+    publish(store, other, 0)
     with open_session(training, plain.budget(0.9), policy=Plans()) as session:
         assert run(session, training, 2) == ["warmup", "stable"]
         assert session.plan.budget_bytes <= other
-    assert store.get(OWN).split()[1] == b"0"
+        assert find_own(store)[1] == 0
 
 
 def test_saved_plan_when_followed_then_nothing_is_asked(
@@ -150,30 +156,27 @@ def test_saved_plan_when_followed_then_nothing_is_asked(
 ) -> None:
     training = make_training()
     limit = plain.budget(0.7)
-    say(store, f"{limit} 0 {STEP}")
+    publish(store, limit, 0)
     path = tmp_path / "plan.json"
     with open_session(training, limit) as session:
         run(session, training, SETTLING_STEPS)
         session.save_plan(path)
-    store.delete_key(OWN)
     training = make_training()
     with open_session(training, limit, plan=path) as session:
         assert run(session, training, 2) == ["stable", "stable"]
-    assert not store.check([OWN])
+        assert find_own(store) is None
     with pytest.raises(PlanMismatch):
         open_session(training, plain.budget(0.3), plan=path).__enter__()
 
 
-def test_session_when_the_other_rank_says_something_else_then_one_step_fails_and_it_goes_on(
-    store: Any, plain: Plain
+def test_session_when_the_other_rank_publishes_something_else_then_warned_and_it_plans_alone(
+    store: Any, plain: Plain, caplog: pytest.LogCaptureFixture
 ) -> None:
     training = make_training()
-    say(store, "plenty")
+    publish(store, "plenty", 0)
     with open_session(training, plain.budget(0.7)) as session:
-        run(session, training, 1)
-        with pytest.raises(InvalidDocument, match="rank 1 published b'plenty'"):
-            training.step()
-        assert run(session, training, 1) != ["warmup"]
+        assert run(session, training, 2)[-1] != "warmup"
+    assert "rank 1 published b'[[" in caplog.text
 
 
 @pytest.mark.promise("C12")
@@ -189,14 +192,14 @@ def test_floor_when_it_takes_long_then_steps_go_on_unrecorded_until_the_other_ra
 
     monkeypatch.setattr(plan_making, "find_floor", find_late)
     training = make_training()
-    say(store, f"{plain.budget(0.9)} 0 {STEP}")
+    publish(store, plain.budget(0.9), 0)
     with at_once(value=False), open_session(training, plain.budget(0.9)) as session:
         assert run(session, training, 4) == ["warmup"] * 4
-        assert not store.check([OWN])
+        assert find_own(store) is None
         assert session._active.controller._recording.recorder is None
         gate.set()
         threads[0].join(20)
         run(session, training, 2)
-        assert int(store.get(OWN).split()[1]) > 0
+        assert find_own(store)[1] > 0
         assert threads[0] is not threading.current_thread()
         assert len(threads) == 1

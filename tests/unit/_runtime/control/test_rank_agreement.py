@@ -10,14 +10,22 @@ import pytest
 import torch.distributed
 import torch.testing._internal.distributed.fake_pg  # knows the backend "fake"
 
-from swapkit._runtime.control.rank_meetings import MeetingPlaces
-from swapkit._runtime.control.rank_switch import MOST_NAMED, PATIENCE_STEPS, Ranks, join_ranks
-from swapkit.errors import InfeasibleBudget, InvalidDocument
+from swapkit._runtime.control.board import Board
+from swapkit._runtime.control.rank_agreement import (
+    MOST_NAMED,
+    PATIENCE_STEPS,
+    Ranks,
+    Rounds,
+    join_ranks,
+)
+from swapkit.errors import InfeasibleBudget
 from swapkit.units import MOST_BYTES
 from tests.support import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from swapkit._runtime.control.rank_switch import RankSwitch
 
 distributed: Any = torch.distributed
 FLOOR_BYTES = 2 * MIB
@@ -41,8 +49,8 @@ def group() -> Iterator[None]:
 
 def make_ranks(count: int, store: Any = None) -> list[Ranks]:
     shared = distributed.HashStore() if store is None else store
-    places = [MeetingPlaces(lambda: shared, rank=rank, count=count) for rank in range(count)]
-    return [Ranks(each, "parts") for each in places]
+    boards = [Board(lambda: shared, rank=rank, count=count) for rank in range(count)]
+    return [Ranks(Rounds(each), "parts") for each in boards]
 
 
 def agree(
@@ -100,19 +108,23 @@ def test_ranks_when_their_steps_become_other_ones_then_former_needs_deny_nothing
         assert ranks.find_budget(6 * MIB) == 6 * MIB
 
 
-def test_place_of_a_change_when_ranks_do_the_same_then_they_share_it_and_others_have_none() -> None:
+def test_part_in_a_change_when_ranks_do_the_same_then_they_share_it_and_others_have_none() -> None:
     all_ranks = make_ranks(3)
     first, second, third = all_ranks
-    assert first.find_switch_place((0, 1)) is None  # nothing is agreed on yet
+
+    def switch(ranks: Ranks, members: tuple[int, ...]) -> RankSwitch | None:
+        return ranks.make_switch(members, [], str)
+
+    assert switch(first, (0, 1)) is None  # nothing is agreed on yet
     for ranks, step in zip(all_ranks, (STEP, STEP, OTHER_STEP), strict=True):
         agree(ranks, step=step)
     for ranks, step in zip(all_ranks, (STEP, STEP, OTHER_STEP), strict=True):
         assert agree(ranks, step=step)
-    places = [each.find_switch_place((0, 1)) for each in (first, second)]
-    assert [each.rank for each in places if each is not None] == [0, 1]
-    assert len({each.prefix for each in places if each is not None}) == 1
-    assert first.find_switch_place((0, 1, 2)) is None
-    assert third.find_switch_place((0, 1)) is None
+    made = [each for ranks in (first, second) if (each := switch(ranks, (0, 1))) is not None]
+    assert [each.proposes for each in made] == [True, False]
+    assert len({each._topic for each in made}) == 1
+    assert switch(first, (0, 1, 2)) is None
+    assert switch(third, (0, 1)) is None
     assert first.find_smallest_budget(99 * MIB) == 8 * MIB
 
 
@@ -169,47 +181,48 @@ def test_ranks_when_the_last_one_speaks_as_patience_ends_then_they_agree() -> No
             return getattr(store, name)
 
     late: Any = Late()
-    first._places._store._find_store = lambda: late
+    first._rounds.board._find_store = lambda: late
     assert [agree(first) for _ in range(PATIENCE_STEPS)] == [False] * (PATIENCE_STEPS - 1) + [True]
     assert first.find_budget(8 * MIB) == 4 * MIB
 
 
-def say(store: Any, said: str, *, parts: str = "parts", number: int = 0) -> None:
+def publish(store: Any, figures: Any, *, number: int = 0) -> None:
     """Have rank 1 speak in a round."""
-    place = f"swapkit/{parts}/0"
-    store.set(f"{place}/{number}/rank-1", said)
-    store.set("swapkit/sessions/rank-1", json.dumps([[parts, place, number, False]]))
+    session = ["parts", "swapkit/parts/0", number, figures, False]
+    store.set("swapkit/sessions/rank-1", json.dumps([session]))
 
 
 @pytest.mark.parametrize(
-    "said",
+    "figures",
     [
-        "",
-        "1",
-        "8 5",
-        "0 5 5e",
-        "8 -5 5e",
-        "8 5 5e 3",
-        "8 5 5E",
-        " 8 5 5e",
-        "8 5 5e\n",
-        "8 05 5e",
-        "8.0 5 5e",
-        "\u0661 5 5e",
-        f"{MOST_BYTES + 1} 5 5e",
-        f"8 {MOST_BYTES + 1} 5e",
+        "8 5 5e",
+        [],
+        [8],
+        [8, 5],
+        [0, 5, "5e"],
+        [8, -5, "5e"],
+        [8, 5, "5e", 3],
+        [8, 5, 5],
+        [8, True, "5e"],
+        [8.0, 5, "5e"],
+        ["8", 5, "5e"],
+        [MOST_BYTES + 1, 5, "5e"],
+        [8, MOST_BYTES + 1, "5e"],
     ],
 )
-def test_ranks_when_one_says_something_else_then_refused_once_and_this_one_goes_on(
-    said: str,
+def test_ranks_when_one_publishes_something_else_then_warned_once_and_this_one_goes_on(
+    figures: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = distributed.HashStore()
     first = make_ranks(2, store)[0]
-    say(store, said)
-    with pytest.raises(InvalidDocument, match=r"^rank 1 published b.*: expected two"):
-        agree(first)
+    publish(store, figures)
+    assert agree(first)
     assert agree(first)
     assert first.find_budget(8 * MIB) == 8 * MIB
+    (message,) = caplog.messages
+    assert message.startswith("cannot read the budgets of other ranks, so this rank plans for its ")
+    assert "rank 1 published b'" in message
+    assert message.endswith("Use the same version on all ranks")
 
 
 def test_ranks_when_a_floor_is_above_the_smallest_budget_then_all_say_whose_and_what_to_try() -> (
@@ -252,9 +265,10 @@ def test_sessions_when_they_follow_each_other_then_each_agrees_anew() -> None:
         ranks = join_ranks(lambda: "parts")
         assert ranks is not None
         assert not agree(ranks, 4 * MIB)
-        own = f"swapkit/parts/0/{number}/rank-0"
-        assert shared.get(own) == f"{4 * MIB} {FLOOR_BYTES} {STEP}".encode()
-        say(shared, f"{3 * MIB} 0 {STEP}", number=number)
+        own = json.loads(shared.get("swapkit/sessions/rank-0"))
+        figures = [4 * MIB, FLOOR_BYTES, STEP]
+        assert own == [["parts", "swapkit/parts/0", number, figures, False]]
+        publish(shared, [3 * MIB, 0, STEP], number=number)
         assert agree(ranks)
         assert ranks.find_budget(4 * MIB) == 3 * MIB
         ranks.leave()
@@ -274,7 +288,7 @@ def test_session_when_another_process_group_comes_then_it_joins_that_and_stays_u
     assert second is not None
     assert second is not first
     assert not agree(second)
-    say(distributed.distributed_c10d._get_default_store(), f"{3 * MIB} 0 {STEP}")
+    publish(distributed.distributed_c10d._get_default_store(), [3 * MIB, 0, STEP])
     assert agree(second)
     assert second.find_budget(4 * MIB) == 3 * MIB
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,8 @@ import torch.distributed
 
 from swapkit._native.lib import interruptions
 from swapkit._runtime.control import rank_alarm
-from swapkit._runtime.control.rank_alarm import RankAlarm, RankWatch, parse_failure
+from swapkit._runtime.control.board import Board, parse, write
+from swapkit._runtime.control.rank_alarm import Failure, RankAlarm, RankWatch
 from swapkit.errors import InvalidDocument, RankOutOfMemory
 
 if TYPE_CHECKING:
@@ -30,16 +30,13 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         rank_alarm, "end_collectives", lambda: threads.append(threading.current_thread().name)
     )
     monkeypatch.setattr(rank_alarm, "NEWS_SECONDS", 60.0)
+    monkeypatch.setattr(rank_alarm, "_known", set())
     yield threads
     interruptions.clear()
 
 
-def make_ranks(store: Any, count: int = 2, known: set[str] | None = None) -> list[RankAlarm]:
-    """Return ranks, each of which knows of the failures that its process has read before."""
-    return [
-        RankAlarm(lambda: store, rank=rank, count=count, known=set() if known is None else known)
-        for rank in range(count)
-    ]
+def make_ranks(store: Any, count: int = 2) -> list[RankAlarm]:
+    return [RankAlarm(Board(lambda: store, rank=rank, count=count)) for rank in range(count)]
 
 
 def test_ranks_when_one_fails_then_all_know_and_only_the_others_raise(ended: list[str]) -> None:
@@ -103,9 +100,9 @@ def test_rank_when_it_joins_late_then_it_hears_what_was_said_before() -> None:
 def test_rank_when_the_store_outlives_a_process_group_then_its_failure_is_not_one_of_the_next() -> (
     None
 ):
-    store, known = distributed.HashStore(), set[str]()
+    store = distributed.HashStore()
     for text in "first group", "second group":
-        rank, other = make_ranks(store, known=known)
+        rank, other = make_ranks(store)
         rank.join(ELSEWHERE)
         other.announce(1, text)
         failure = rank.await_end()
@@ -122,7 +119,7 @@ def test_rank_when_the_store_does_not_answer_then_nothing_waits_for_it() -> None
         goes_on.wait()
         raise ValueError("gone")
 
-    rank = RankAlarm(find_store, rank=0, count=2, known=set())
+    rank = RankAlarm(Board(find_store, rank=0, count=2))
     rank.join(ELSEWHERE)
     rank.announce(1, "too much")
     assert asked.wait(60)
@@ -140,12 +137,28 @@ def test_rank_when_no_session_is_left_then_its_thread_ends() -> None:
     assert not thread.is_alive()
 
 
+def test_ranks_when_two_fail_then_all_know_the_first_and_the_next_group_neither() -> None:
+    store = distributed.HashStore()
+    ranks = make_ranks(store)
+    for each in ranks:
+        each.announce(1, str(each.rank))
+    for each in ranks:
+        each.join(ELSEWHERE + each.rank)
+    found = [each.await_end() for each in ranks]
+    assert [each.rank for each in found if each is not None] in ([0, 0], [1, 1])
+    for each in ranks:
+        each.leave(ELSEWHERE + each.rank)
+    assert not store.check(["swapkit/out-of-memory/2"])
+
+
+FAILURE = Failure(mark="m", rank=3, budget_bytes=1 << 20, text="too much")
+
+
 def test_failure_when_parsed_then_it_is_what_was_written() -> None:
-    said = {"mark": "m", "rank": 3, "budget_bytes": 1 << 20, "text": "too much"}
-    mark, failure = parse_failure(json.dumps(said).encode(), 0)
-    assert mark == "m"
-    assert isinstance(failure, RankOutOfMemory)
-    assert str(failure).startswith("rank 3 ran out of memory within its budget of 1.00 MiB, ")
+    assert parse(write(FAILURE).encode(), Failure) == FAILURE
+    error = FAILURE.as_error(0)
+    assert isinstance(error, RankOutOfMemory)
+    assert str(error).startswith("rank 3 ran out of memory within its budget of 1.00 MiB, ")
 
 
 @pytest.mark.parametrize(
@@ -155,12 +168,20 @@ def test_failure_when_parsed_then_it_is_what_was_written() -> None:
         b"\xff",
         b"[" * 100_000,
         b"[]",
-        b'{"mark": "m", "rank": -1, "budget_bytes": 1, "text": ""}',
-        b'{"mark": "m", "rank": true, "budget_bytes": 1, "text": ""}',
-        b'{"mark": "m", "rank": 1, "budget_bytes": 1e400, "text": ""}',
-        b'{"mark": "m", "rank": 1, "budget_bytes": 1}',
+        b'["m", -1, 1, ""]',
+        b'["m", true, 1, ""]',
+        b'["m", 1, 1e400, ""]',
+        b'["m", 1, 1]',
     ],
 )
-def test_failure_when_it_is_malformed_then_refused(text: bytes) -> None:
+def test_failure_when_it_is_malformed_then_warned_and_the_rank_no_longer_listens(
+    text: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(InvalidDocument, match="Use the same version on all ranks"):
-        parse_failure(text, 0)
+        parse(text, Failure)
+    store = distributed.HashStore()
+    store.set("swapkit/out-of-memory/1", text)
+    rank = make_ranks(store)[0]
+    rank._listen(rank._stop)
+    assert rank.failure is None
+    assert "rank 0 no longer listens to the others: a rank published " in caplog.text

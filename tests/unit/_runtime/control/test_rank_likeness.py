@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from swapkit._runtime.control.rank_meetings import describe_parts, describe_step
+from swapkit._runtime.control.rank_agreement import describe_parts, describe_step
 from swapkit.ir.traces import Event, EventKind, Operator, Phase, Storage, Trace
 
 

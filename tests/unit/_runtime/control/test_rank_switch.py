@@ -6,31 +6,20 @@ import itertools
 import random
 import threading
 import time
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch.distributed
 
-from swapkit._runtime.control import rank_store
-from swapkit._runtime.control.rank_store import SharedStore
-from swapkit._runtime.control.rank_switch import (
-    LEADS,
-    LOOKS,
-    Proposal,
-    RankSwitch,
-    SwitchPlace,
-    parse_proposal,
-)
+from swapkit._runtime.control import board
+from swapkit._runtime.control.board import Board, parse, write
+from swapkit._runtime.control.rank_switch import COMPARED, LEADS, Proposal, RankSwitch
 from swapkit.errors import InvalidDocument, SessionError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 distributed: Any = torch.distributed
 STEP = 12  # collectives of each step
 CHANGE, REASON = "this", "because"
-ENOUGH = sum(LEADS) + 3 * LOOKS
+ENOUGH = sum(LEADS) + 3 * COMPARED
 
 
 class Rank:
@@ -48,19 +37,18 @@ class Rank:
         self.store = store
         self.positions = list[int]()
         self.position = begins
-        place = SwitchPlace(
-            ask=self.ask, prefix="swapkit/test", rank=rank, ranks=tuple(range(count))
-        )
-        self.switch = RankSwitch(place, self.positions, lambda _: refusal)
+        board = Board(self.find_store, rank=rank, count=count)
+        ranks = tuple(range(count))
+        self.switch = RankSwitch(board, "swapkit/test", ranks, self.positions, lambda _: refusal)
         self.changed: int | None = None
         self.is_mute = False
         if self.switch.proposes:
             self.switch.propose(CHANGE, REASON)
 
-    def ask(self, ask: Callable[[Any], Any], /) -> Any:
+    def find_store(self) -> Any:
         if self.is_mute:
             raise RuntimeError("no answer")
-        return ask(self.store)
+        return self.store
 
     def step(self, collectives: int = STEP) -> None:
         self.position += collectives
@@ -89,9 +77,9 @@ def test_ranks_when_they_run_in_step_then_all_change_at_one_position(
     count: int, *, is_reversed: bool
 ) -> None:
     ranks = make(count)
-    run(ranks[::-1] if is_reversed else ranks, LEADS[0] + LOOKS + 1)
+    run(ranks[::-1] if is_reversed else ranks, LEADS[0] + COMPARED + 1)
     (where,) = {rank.changed for rank in ranks}
-    assert where == (LEADS[0] + LOOKS) * STEP
+    assert where == (LEADS[0] + COMPARED) * STEP
     assert all(rank.switch.is_over and not rank.switch.why for rank in ranks)
 
 
@@ -118,10 +106,10 @@ def test_ranks_when_they_run_ahead_of_each_other_then_all_change_at_one_position
 
 def test_ranks_when_one_hears_too_late_then_a_later_position_is_proposed() -> None:
     first, second = make()
-    for _ in range(LOOKS + LEADS[0]):
+    for _ in range(COMPARED + LEADS[0]):
         first.step()
     assert first.changed is None
-    run([second], LOOKS + LEADS[0])
+    run([second], COMPARED + LEADS[0])
     assert second.changed is None
     run([first, second], LEADS[1] + 2)
     assert first.changed == second.changed
@@ -171,7 +159,7 @@ def test_ranks_when_the_first_one_wants_nothing_then_all_stop_asking() -> None:
 
 
 @pytest.mark.parametrize("leaving", [0, 1])
-@pytest.mark.parametrize("steps", [1, LOOKS, LOOKS + 2])
+@pytest.mark.parametrize("steps", [1, COMPARED, COMPARED + 2])
 def test_ranks_when_one_leaves_before_the_position_then_none_changes(
     leaving: int, steps: int
 ) -> None:
@@ -187,7 +175,7 @@ def test_ranks_when_one_leaves_before_the_position_then_none_changes(
 
 def test_leave_when_the_others_have_changed_already_then_it_raises() -> None:
     first, second = make()
-    run([first, second], LOOKS + LEADS[0] - 1)
+    run([first, second], COMPARED + LEADS[0] - 1)
     first.step()
     assert first.changed is not None
     with pytest.raises(SessionError, match="End it at the same step on all ranks"):
@@ -197,7 +185,7 @@ def test_leave_when_the_others_have_changed_already_then_it_raises() -> None:
 
 def test_step_when_it_ends_elsewhere_after_consent_then_it_raises_rather_than_hangs() -> None:
     first, second = make()
-    run([first, second], LOOKS + LEADS[0] - 1)
+    run([first, second], COMPARED + LEADS[0] - 1)
     first.step()
     with pytest.raises(SessionError, match="no longer end at the same collectives"):
         second.step(STEP + 1)
@@ -205,7 +193,7 @@ def test_step_when_it_ends_elsewhere_after_consent_then_it_raises_rather_than_ha
 
 def test_step_when_the_store_is_silent_after_consent_then_it_raises_rather_than_guesses() -> None:
     first, second = make()
-    run([first, second], LOOKS + LEADS[0] - 1)
+    run([first, second], COMPARED + LEADS[0] - 1)
     second.is_mute = True
     with pytest.raises(SessionError, match="cannot ask whether all ranks change"):
         second.step()
@@ -220,23 +208,29 @@ def test_step_when_the_store_is_silent_before_consent_then_training_goes_on() ->
 
 
 @pytest.mark.parametrize(
-    "said",
+    "text",
     [
         *(b"", b"[]", b"{}", b"[" * 100_000, b"9" * 5000, b"\xff"),
-        *(b'{"at": 1, "positions": [1]}', b'{"at": "x", "positions": []}'),
-        b'{"change": 5, "reason": "", "at": 1, "positions": [1]}',
-        b'{"change": "c", "reason": "", "at": 1e999, "positions": [1]}',
-        b'{"change": "c", "reason": "", "at": 1, "positions": []}',
+        *(b'["c", "", 1]', b'["c", "", "x", [1]]', b'["c", "", true, [1]]'),
+        *(b'[5, "", 1, [1]]', b'["c", "", 1e999, [1]]', b'["c", "", 1, []]', b'["c", "", 1, [-1]]'),
     ],
 )
-def test_proposal_when_malformed_then_it_is_refused(said: bytes) -> None:
+def test_proposal_when_malformed_then_it_is_refused(text: bytes) -> None:
     with pytest.raises(InvalidDocument, match="cannot read"):
-        parse_proposal(said)
+        parse(text, Proposal)
+
+
+def test_rank_when_a_proposal_is_malformed_then_it_goes_on_without_and_says_why() -> None:
+    _, second = make()
+    second.store.set("swapkit/test/0/proposal", "[" * 100_000)
+    run([second], ENOUGH)
+    assert second.changed is None
+    assert "the ranks' store cannot be asked: a rank published b'[[" in second.switch.why
 
 
 def test_proposal_when_written_and_read_then_it_is_the_same() -> None:
     proposal = Proposal(change=CHANGE, reason=REASON, at=7, positions=(1, 2, 3))
-    assert parse_proposal(proposal.text().encode()) == proposal
+    assert parse(write(proposal).encode(), Proposal) == proposal
 
 
 class Stalling:
@@ -246,9 +240,6 @@ class Stalling:
         self.store = store
         self._key = f"rank-{rank}"
         self._seconds = seconds
-
-    def find(self) -> Any:
-        return self
 
     def set(self, key: str, value: str) -> None:
         seconds, self._seconds = (self._seconds, 0.0) if key.endswith(self._key) else (0.0, 0.0)
@@ -263,11 +254,9 @@ class Stalling:
 def test_rank_when_its_consent_arrives_after_it_gave_up_waiting_then_it_raises(
     late: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rank_store, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(board, "ANSWER_SECONDS", 0.1)
     ranks = make()
-    stalling = Stalling(ranks[late].store, late, 0.5)
-    place = ranks[late].switch._place
-    ranks[late].switch._place = replace(place, ask=SharedStore(stalling.find).ask)
+    ranks[late].store = Stalling(ranks[late].store, late, 0.5)
     with pytest.raises(SessionError, match="cannot ask whether all ranks change"):
         run(ranks, ENOUGH)
     assert ranks[late].switch.is_over
@@ -277,7 +266,7 @@ def test_rank_when_its_consent_arrives_after_it_gave_up_waiting_then_it_raises(
 def test_rank_when_it_gave_up_waiting_then_a_late_request_does_not_consent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rank_store, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(board, "ANSWER_SECONDS", 0.1)
     goes_on = threading.Event()
     ranks = make()
     store = ranks[1].store
@@ -290,11 +279,10 @@ def test_rank_when_it_gave_up_waiting_then_a_late_request_does_not_consent(
         def __getattr__(self, name: str) -> Any:
             return getattr(store, name)
 
-    for _ in range(LOOKS):
+    for _ in range(COMPARED):
         ranks[0].step()  # proposes
-    place = ranks[1].switch._place
-    ranks[1].switch._place = replace(place, ask=SharedStore(Held).ask)  # type: ignore[arg-type]
-    for _ in range(LOOKS):
+    ranks[1].store = Held()
+    for _ in range(COMPARED):
         ranks[1].step()
         if ranks[1].switch.is_over:
             break
@@ -308,7 +296,7 @@ def test_rank_when_it_gave_up_waiting_then_a_late_request_does_not_consent(
 
 def test_rank_when_it_has_consented_and_leaves_without_an_answer_then_it_raises() -> None:
     ranks = make()
-    run(ranks, LOOKS + 1)
+    run(ranks, COMPARED + 1)
     assert ranks[1].switch._consented is not None
     ranks[1].is_mute = True
     with pytest.raises(SessionError, match="cannot ask whether all ranks change"):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 from swapkit._runtime.control import resharding
+from swapkit._runtime.control.board import write
 from swapkit._runtime.control.resharding import Resharding
 from swapkit.planning.resharding import KeptWeights
 
@@ -56,10 +56,10 @@ def test_modules_when_the_choice_leaves_one_out_then_it_stays_as_it_is(
     chosen._propose(agreeing, KeptWeights(kept=("0",), freed=("2",), changes=True))
     proposal: Any = switch
     assert chosen._check(switch.change) == ""
-    described = json.dumps(chosen._describe())
-    for change in ("", "[" * 100_000, "9" * 5000, "[]", "\udc80", f"[{described}, [[]]]", "[1, 2]"):
+    settings = write(chosen._describe())
+    for change in ("", "[" * 100_000, "9" * 5000, "[]", "\udc80", f"[{settings}, [[]]]", "[1, 2]"):
         assert chosen._check(change).startswith("a rank proposed ")
-    assert "other settings" in chosen._check('["others", ["0"]]')
+    assert "other settings" in chosen._check('[[["others", true]], ["0"]]')
     chosen._follow(proposal)
     chosen.restore()
     assert [each.settings for each in modules] == [[False], [frees], [True]]

@@ -6,18 +6,14 @@ import gc
 import json
 import logging
 import threading
+from concurrent.futures import wait
 from typing import Any
 
 import pytest
 import torch.distributed
 
-from swapkit._runtime.control.stages import (
-    MOST_STEPS,
-    Pipelines,
-    StageExchange,
-    StageTimes,
-    find_pipelines,
-)
+from swapkit._runtime.control.board import Board
+from swapkit._runtime.control.stages import MOST_STEPS, StageExchange, StageTimes, find_board
 from swapkit.ir.stages import StagePlace
 
 distributed: Any = torch.distributed
@@ -33,13 +29,13 @@ class Rank:
 
     def __init__(self, store: Any, rank: int, ranks: tuple[int, ...]) -> None:
         self.rank = rank
-        self.pipelines = Pipelines(lambda: store, rank=rank, count=4)
+        self.board = Board(lambda: store, rank=rank, count=4)
         self.place = StagePlace((ranks.index(rank),), len(ranks), ranks)
         self.times: StageTimes | None = times_of(rank)
-        self.exchange = self.pipelines.join(self.place)
+        self.exchange = self.join()
 
     def join(self) -> StageExchange:
-        return self.pipelines.join(self.place)
+        return StageExchange(self.board, self.place)
 
     def step(self) -> dict[int, StageTimes]:
         return step(self.exchange, self.times)
@@ -50,7 +46,7 @@ def step(exchange: StageExchange, times: StageTimes | None) -> dict[int, StageTi
     found = exchange.end_step(times)
     answer = exchange._answer
     if answer is not None:
-        answer._thread.join(20)
+        wait([answer], 20)
     return found
 
 
@@ -106,7 +102,7 @@ def test_times_when_a_stage_has_another_plan_then_all_know_it_and_nothing_meanwh
 def test_times_when_a_stage_has_ended_its_session_then_they_are_no_longer_known() -> None:
     ranks = start((0, 1))
     run(ranks)
-    ranks[0].pipelines.leave(ranks[0].exchange)
+    ranks[0].exchange.leave()
     assert run(ranks[1:], MOST_STEPS) == [{}]
     assert ranks[0].exchange.end_step(times_of(0)) == {}
 
@@ -135,12 +131,12 @@ def test_times_when_two_sessions_train_pipelines_of_the_same_ranks_then_each_has
 
 def test_session_when_it_was_dropped_then_the_next_one_has_its_name() -> None:
     (rank, _) = start((0, 1))
-    name = rank.exchange.name
-    assert rank.join().name == name[:-1] + "1"
+    name = rank.exchange.topic
+    assert rank.join().topic == name[:-1] + "1"
     gc.collect()
     del rank.exchange
     gc.collect()
-    assert rank.join().name == name
+    assert rank.join().topic == name
 
 
 class Counted:
@@ -181,8 +177,8 @@ def test_session_when_the_store_hangs_then_no_step_waits_and_nothing_more_is_ask
     threads = threading.active_count()
     for _ in range(100):
         ranks[0].exchange.end_step(ranks[0].times)
-    assert threading.active_count() <= threads + 1
-    ranks[0].pipelines.leave(ranks[0].exchange)
+    assert threading.active_count() <= threads + 2  # a request, and what waits for it
+    ranks[0].exchange.leave()
     store.goes_on.set()
 
 
@@ -190,8 +186,7 @@ def test_session_when_the_process_group_is_gone_then_it_goes_on_without_the_othe
     def find_store() -> Any:
         raise ValueError("the process group no longer exists")
 
-    pipelines = Pipelines(find_store, rank=0, count=2)
-    exchange = pipelines.join(StagePlace((0,), 2, (0, 1)))
+    exchange = StageExchange(Board(find_store, rank=0, count=2), StagePlace((0,), 2, (0, 1)))
     for _ in range(5):
         assert step(exchange, times_of(0)) == {}
     assert exchange._is_over
@@ -200,20 +195,22 @@ def test_session_when_the_process_group_is_gone_then_it_goes_on_without_the_othe
 @pytest.mark.parametrize(
     "text",
     [
+        "",
         "5",
         "nonsense",
-        '{"mark": "m", "heard": {}}',
-        '{"mark": 5, "heard": {}, "times": null}',
-        '{"mark": "m", "heard": [], "times": null}',
-        '{"mark": "m", "heard": {}, "times": [[0], 1.0]}',
-        '{"mark": "m", "heard": {}, "times": [[], 1.0, 1.0]}',
-        '{"mark": "m", "heard": {}, "times": [["a"], 1.0, 1.0]}',
-        '{"mark": "m", "heard": {}, "times": [[0], NaN, 1.0]}',
-        '{"mark": "m", "heard": {}, "times": [[0], 1.0, Infinity]}',
-        '{"mark": "m", "heard": {}, "times": [[0], -1, 1.0]}',
-        '{"mark": "m", "heard": {}, "times": [[0], 1' + "0" * 400 + ", 1.0]}",
+        '["m", {}]',
+        "[5, {}, null]",
+        '["m", [], null]',
+        '["m", {"1": 5}, null]',
+        '["m", {}, [[0], 1.0]]',
+        '["m", {}, [[], 1.0, 1.0]]',
+        '["m", {}, [["a"], 1.0, 1.0]]',
+        '["m", {}, [[0], NaN, 1.0]]',
+        '["m", {}, [[0], 1.0, Infinity]]',
+        '["m", {}, [[0], -1, 1.0]]',
+        '["m", {}, [[0], 1' + "0" * 400 + ", 1.0]]",
         "[" * 100_000,
-        '{"mark": "m", "heard": {}, "times": null}' + " " * (4 << 20),
+        '["m", {}, null]' + " " * (4 << 20),
     ],
 )
 def test_session_when_another_stage_says_something_else_then_warned_once_and_it_goes_on(
@@ -221,7 +218,7 @@ def test_session_when_another_stage_says_something_else_then_warned_once_and_it_
 ) -> None:
     store = distributed.HashStore()
     rank = start((0, 1), store=store)[0]
-    store.set(f"{rank.exchange.name}/rank-1", text)
+    store.set(f"{rank.exchange.topic}/rank-1", text)
     with caplog.at_level(logging.WARNING, logger="swapkit"):
         assert run([rank], 5) == [{}]
     (message,) = caplog.messages
@@ -233,10 +230,11 @@ def test_text_when_published_then_it_has_the_times_and_the_marks_of_others() -> 
     store = distributed.HashStore()
     ranks = start((0, 1), store=store)
     run(ranks)
-    text = json.loads(store.get(f"{ranks[0].exchange.name}/rank-0"))
-    assert text["times"] == [[0], 1.0, 10.0]
-    assert text["heard"] == {"1": ranks[1].exchange._mark}
+    mark, marks, times = json.loads(store.get(f"{ranks[0].exchange.topic}/rank-0"))
+    assert mark == ranks[0].exchange._note.mark
+    assert marks == {"1": ranks[1].exchange._note.mark}
+    assert times == [[0], 1.0, 10.0]
 
 
-def test_pipelines_when_there_is_one_rank_then_none() -> None:
-    assert find_pipelines() is None
+def test_board_when_there_is_one_rank_then_none() -> None:
+    assert find_board() is None

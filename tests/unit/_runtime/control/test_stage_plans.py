@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed
 
 from swapkit._runtime.control import stages
-from swapkit._runtime.control.stages import MOST_STEPS, Pipelines, StagePlans
+from swapkit._runtime.control.board import Board
+from swapkit._runtime.control.stages import MOST_STEPS, StagePlans
 from swapkit.ir.plans import Plan, Prediction
 from swapkit.ir.stages import StagePlace
 from swapkit.ir.traces import WAIT, Operator, Phase, Trace
@@ -70,7 +72,7 @@ class Stage:
         self.plans.end_step(self.learner)
         exchange = self.plans._exchange
         if exchange is not None and exchange._answer is not None:
-            exchange._answer._thread.join(20)
+            wait([exchange._answer], 20)
         return instruction.plan.policy if instruction.plan else instruction.mode.value
 
     def describe(self) -> str:
@@ -85,13 +87,13 @@ class World:
         self.stages: list[Stage] = []
         self._now = 0
         self.restart()
-        monkeypatch.setattr(stages, "find_pipelines", lambda: self._pipelines[self._now])
+        monkeypatch.setattr(stages, "find_board", lambda: self._boards[self._now])
 
     def restart(self) -> None:
         """Have a new default process group."""
         store = distributed.HashStore()
         count = len(self.places)
-        self._pipelines = [Pipelines(lambda: store, rank=at, count=count) for at in range(count)]
+        self._boards = [Board(lambda: store, rank=at, count=count) for at in range(count)]
 
     def run(self, steps: int = HEARD) -> list[str]:
         """Run steps of all stages; return which plans the last ones followed."""
@@ -207,10 +209,10 @@ def test_stages_when_a_policy_is_the_user_s_then_it_counts_and_its_plan_stays(
 
 
 def test_session_when_it_is_no_stage_then_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    def find_pipelines() -> None:
+    def find_board() -> None:
         raise AssertionError
 
-    monkeypatch.setattr(stages, "find_pipelines", find_pipelines)
+    monkeypatch.setattr(stages, "find_board", find_board)
     for place in (None, StagePlace((0,), 1, (0,)), StagePlace((0,), 2, ())):
         stage = Stage(10.0, place=place)
         assert [stage.step() for _ in range(4)] == ["record", OWN, OWN, OWN]

@@ -16,7 +16,7 @@ sys.stdin.read()
 CLIENT = """
 import os, signal, subprocess, sys, threading, time
 import torch.distributed as distributed
-from swapkit._runtime.control import rank_store
+from swapkit._runtime.control import board
 
 server = subprocess.Popen(
     [sys.executable, "-c", sys.argv[1]], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -30,7 +30,7 @@ def ask():
     asking.set()
     store.check(["key"])
 
-rank_store.start(ask, name="asks")
+board.start(ask, name="asks")
 asking.wait()
 time.sleep(0.2)
 subprocess.Popen(["sh", "-c", f"sleep 1; kill -CONT {server.pid}"])  # ends with its input
@@ -57,10 +57,9 @@ def test_thread_when_a_store_answers_while_the_program_ends_then_it_ends_in_peac
 # The store needs half a second of a process that is suspended for longer than it may take.
 SUSPENDED = """
 import os, signal, subprocess, time
-from swapkit._runtime.control import rank_store
-from swapkit._runtime.control.rank_store import SharedStore
+from swapkit._runtime.control import board
 
-rank_store.ANSWER_SECONDS = 2.0
+board.ANSWER_SECONDS = 2.0
 
 def ask(store):
     subprocess.Popen(["sh", "-c", f"sleep 2.5; kill -CONT {os.getpid()}"])
@@ -69,7 +68,7 @@ def ask(store):
         time.sleep(0.05)
     return store
 
-print(SharedStore(lambda: "answer").ask(ask))
+print(board.Board(lambda: "answer", rank=0, count=2)._ask(ask))
 """
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch.distributed
 
-from swapkit._runtime.control import rank_store
-from swapkit._runtime.control.rank_meetings import MeetingPlaces
-from swapkit._runtime.control.rank_switch import PATIENCE_STEPS, Ranks
+from swapkit._runtime.control import board
+from swapkit._runtime.control.board import Board
+from swapkit._runtime.control.rank_agreement import PATIENCE_STEPS, Figures, Ranks, Rounds
 from tests.support import MIB
 
 distributed: Any = torch.distributed
@@ -23,10 +23,10 @@ class Process:
 
     def __init__(self, store: Any, rank: int, count: int) -> None:
         self.rank = rank
-        self.places = MeetingPlaces(lambda: store, rank=rank, count=count)
+        self.rounds = Rounds(Board(lambda: store, rank=rank, count=count))
 
     def enter(self, parts: str = "parts") -> Ranks:
-        return Ranks(self.places, parts)
+        return Ranks(self.rounds, parts)
 
     def spend_alone(self, steps: int) -> None:
         """Have a session that the other ranks do not have."""
@@ -178,8 +178,8 @@ def test_session_when_it_has_ended_then_nothing_is_said_or_heard() -> None:
     ended.leave()
     assert agree(ended, 4)
     assert ended.find_budget(4 * MIB) == 4 * MIB
-    assert ended._places.meet(ended, "4 0 5e") == {}
-    assert ended._places.find_silent(ended) == []
+    figures = Figures(budget_bytes=4, floor_bytes=0, step="5e")
+    assert ended._rounds.agree(ended._session, figures) == {}
     assert store.get("swapkit/sessions/rank-0") == b"[]"
     assert store.num_keys() == 1
     assert_in_step([first, second])
@@ -215,7 +215,9 @@ def test_sessions_when_ranks_have_others_at_random_then_those_after_agree(seed: 
         assert_in_step(processes)
 
 
-@pytest.mark.parametrize("listed", ["", "5", "[5]", "[[]]", '[["parts", "", 0, false, 9]]'])
+@pytest.mark.parametrize(
+    "listed", ["", "5", "[5]", "[[]]", '[["parts", "", 0, null, false, 9]]', '[["parts", "", 0]]']
+)
 def test_session_when_another_rank_lists_something_else_then_warned_and_it_goes_on_alone(
     listed: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -244,7 +246,7 @@ class Hung:
 def test_session_when_the_store_s_host_hangs_then_it_goes_on_alone_and_ends_without_waiting(
     steps_before: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(rank_store, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(board, "ANSWER_SECONDS", 0.05)
     hung = Hung()
     first = start(2, hung)[0]
     ranks = first.enter()
@@ -264,15 +266,17 @@ HOSTILE = (
     "[" * 100_000,
     "9" * 5000,
     "[[1]]",
-    '[["parts", "place", "round", false]]',
-    '[["parts", 1, 1, false]]',
+    '[["parts", "place", "round", null, false]]',
+    '[["parts", 1, 1, null, false]]',
+    '[["parts", "place", -1, null, false]]',
+    '[["parts", "place", 0, "plenty", false]]',
     '{"a": 1}',
     "[]" + " " * (4 << 20),
 )
 
 
 @pytest.mark.parametrize("where", ["list", "outcome"])
-@pytest.mark.parametrize("text", [*HOSTILE, "[0, 7]", "[-1]", "[true]", '["0"]'])
+@pytest.mark.parametrize("text", [*HOSTILE, "[0, 7]", "[[0]]", "[true]", '[["0"]]'])
 def test_texts_when_another_rank_writes_something_else_then_this_one_goes_on_alone(
     where: str, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -282,8 +286,8 @@ def test_texts_when_another_rank_writes_something_else_then_this_one_goes_on_alo
     if where == "outcome":
         other.enter()
         assert not agree(ranks, 4)
-        (place,) = process.places._places.values()
-    store.set("swapkit/sessions/rank-1" if where == "list" else place.over, text)
+    over = "swapkit/parts/0/0/over"
+    store.set("swapkit/sessions/rank-1" if where == "list" else over, text)
     assert agree(ranks, 4)
     assert ranks.find_budget(9 * MIB) == 9 * MIB
     assert "cannot read the budgets of other ranks" in caplog.text
