@@ -189,9 +189,7 @@ class Board:
         def ask(store: Store) -> dict[int, bytes]:
             known = keys
             if not store.check(list(keys.values())):
-                known = (
-                    {} if needs_all else {at: keys[at] for at in keys if store.check([keys[at]])}
-                )
+                known = {at: keys[at] for at in keys if not needs_all and store.check([keys[at]])}
             texts = store.multi_get(list(known.values())) if known else []
             return dict(zip(known, texts, strict=True))
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import torch
 
     from swapkit._runtime.control.board import Board
+    from swapkit._runtime.control.rank_switch import Setting
     from swapkit.ir.traces import Trace
 
 # ---- rank likeness -------------------------------------------------------------------------------
@@ -105,16 +106,16 @@ def _digest(lines: Iterable[str]) -> str:
 # They match sessions of several ranks, even if some ranks have other sessions.
 #
 # Each rank publishes its open sessions: for each its *parts* (a text that says what it trains), its
-# place, the round in which it speaks there, and its figures. Sessions with the same parts share
-# places. Those that are open at the same time use different places, in the order in which they
-# first speak. So sessions of other parts, and sessions that never speak, do not matter to where a
+# place, the round that it is in there, and its figures. Sessions with the same parts share places.
+# Those that are open at the same time use different places, in the order in which they first have
+# figures. So sessions of other parts, and sessions without figures, do not matter to where a
 # session is.
 #
-# Sessions agree in rounds. A round is over once all ranks have spoken in it, except for those whose
-# sessions show that they will not. It is also over once a session that spoke in it ended before
-# that. The first rank to write the outcome decides it (the figures of those that have spoken, or
-# none), and it never changes. So all ranks pass through the same rounds: a session that only some
-# ranks have uses up one round, and the sessions after it agree in the next.
+# Sessions agree in rounds. A round is over once all ranks are in it, except for those whose
+# sessions show that they will not be. It is also over once a session in it ended before that. The
+# first rank to write the outcome decides it (the figures of those in it, or none), and it never
+# changes. So all ranks pass through the same rounds: a session that only some ranks have uses up
+# one round, and the sessions after it agree in the next.
 
 _log = get_logger(__name__)
 SESSIONS = "swapkit/sessions"  # the topic
@@ -139,10 +140,10 @@ class Session:
     """An open session, as its rank publishes it."""
 
     parts: str
-    place: str = ""  # none before the session first speaks
+    place: str = ""  # none before it first publishes figures
     round: int = 0
-    figures: Figures | None = None  # None: it has not spoken in the round
-    is_settled: bool = False  # it speaks in no other round
+    figures: Figures | None = None  # None: it is in no round
+    is_settled: bool = False  # it enters no other round
 
     @property
     def topic(self) -> str:
@@ -150,7 +151,7 @@ class Session:
         return f"{self.place}/{self.round}"
 
     def may_join(self, other: Session) -> bool:
-        """Return whether this session may yet speak in the round of another one."""
+        """Return whether this session may yet enter the round of another one."""
         if not self.place:
             return self.parts == other.parts
         return self.place == other.place and not self.is_settled
@@ -166,13 +167,13 @@ class _Outcome:
 class Rounds:
     """The rounds of one rank's sessions in one process group. Any thread.
 
-    Without a store, only `agree` and `find_silent` raise, as `Board` does.
+    Without a store, only `agree` raises, as `Board` does.
     """
 
     def __init__(self, board: Board) -> None:
         """Begin without sessions."""
         self.board = board
-        self._next: dict[str, int] = {}  # by place, the round after those this rank has spoken in
+        self._next: dict[str, int] = {}  # by place, the round after those this rank was in
         self._lock = threading.RLock()  # held during requests: each ends, or all do
         # Weak references: a session that is dropped never leaves.
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
@@ -186,7 +187,7 @@ class Rounds:
         return session
 
     def settle(self, session: Session) -> None:
-        """Note that a session will speak in no other round."""
+        """Note that a session will enter no other round."""
         with self._lock:
             session.is_settled = True
             self._try_to_publish()
@@ -199,30 +200,31 @@ class Rounds:
                 self.board.release(session.place)
                 self._try_to_publish(session)
 
-    def agree(self, session: Session, figures: Figures) -> dict[int, Figures]:
-        """Speak in the first round that is not over; return all figures by rank once it is."""
+    def agree(
+        self, session: Session, figures: Figures, *, is_last: bool = False
+    ) -> tuple[dict[int, Figures], list[int]]:
+        """Enter the first round that is not over; return all figures by rank, once it is over.
+
+        If it is not, and `is_last`, return those ranks, too, that may yet enter it.
+        """
         with self._lock:
             while session in self._sessions:
                 if session.figures is None:
-                    self._speak(session, figures)
+                    self._enter(session, figures)
                 outcome = self.board.find(f"{session.topic}/over", _Outcome)
-                outcome = outcome or self._decide(session)
                 if outcome is None:
-                    break
+                    entered, awaited = self._split(session, needs_all=not is_last)
+                    if awaited:
+                        return {}, awaited
+                    outcome = self.board.decide(f"{session.topic}/over", _Outcome(entered))
                 ranks = enumerate(outcome.figures[: self.board.count])
                 found = {rank: each for rank, each in ranks if each is not None}
                 if self.board.rank in found:
-                    return found
+                    return found, []
                 session.figures = None
-            return {}
+            return {}, []
 
-    def find_silent(self, session: Session) -> list[int]:
-        """Return the ranks that may yet speak in the round of a session that has spoken."""
-        everyone = range(self.board.count)
-        known = self.board.read(SESSIONS, tuple[Session, ...], everyone, needs_all=False)
-        return sorted({*everyone} - known.keys() | _split(known, session)[1])
-
-    def _speak(self, session: Session, figures: Figures) -> None:
+    def _enter(self, session: Session, figures: Figures) -> None:
         board = self.board
         if not session.place:
             session.place = board.reserve(f"swapkit/{session.parts}", session)
@@ -246,32 +248,25 @@ class Rounds:
         except (RuntimeError, ValueError) as error:  # the group may end before its sessions
             _log.debug("the other ranks do not know which sessions there are: %s", error)
 
-    def _decide(self, session: Session) -> _Outcome | None:
-        """End the round if no rank is awaited in it; return its outcome; None: it goes on."""
+    def _split(
+        self, own: Session, *, needs_all: bool
+    ) -> tuple[tuple[Figures | None, ...], list[int]]:
+        """Return the figures in a session's round, by rank, and the ranks that may yet enter it.
+
+        A rank without a session may yet begin one.
+        """
         everyone = range(self.board.count)
-        known = self.board.read(SESSIONS, tuple[Session, ...], everyone)
-        here, awaited = _split(known, session)
-        if awaited or not known:
-            return None
-        outcome = _Outcome(tuple(map(here.get, everyone)))
-        return self.board.decide(f"{session.topic}/over", outcome)
-
-
-def _split(
-    known: dict[int, tuple[Session, ...]], own: Session
-) -> tuple[dict[int, Figures], set[int]]:
-    """Return what was said in the round of a session, by rank, and the ranks that may yet speak.
-
-    A rank without a session may yet begin one.
-    """
-    here, awaited = dict[int, Figures](), set[int]()
-    for rank, sessions in known.items():
-        found = [each.figures for each in sessions if each.figures and each.topic == own.topic]
-        if found:
-            here[rank] = found[0]
-        elif not sessions or any(each.may_join(own) for each in sessions):
-            awaited.add(rank)
-    return here, awaited
+        known = self.board.read(SESSIONS, tuple[Session, ...], everyone, needs_all=needs_all)
+        entered: dict[int, Figures | None] = {}
+        awaited = []
+        for rank in everyone:
+            sessions = known.get(rank, ())
+            found = [each.figures for each in sessions if each.figures and each.topic == own.topic]
+            if found:
+                entered[rank] = found[0]
+            elif not sessions or any(each.may_join(own) for each in sessions):
+                awaited.append(rank)
+        return tuple(map(entered.get, everyone)), awaited
 
 
 find_rounds = once_per_group(Rounds)
@@ -287,17 +282,16 @@ class Ranks:
 
     def __init__(self, rounds: Rounds, parts: str) -> None:
         """Join the sessions of other ranks with the same parts; nothing is published yet."""
-        self._rounds = rounds
+        self.rounds = rounds  # of the process group
         self._session = rounds.join(parts)
         self._own: Figures | None = None
         self._alike: dict[int, Figures] = {}  # by rank; empty: this rank plans for itself
         self._steps = 0
-        self._is_settled = False
 
     @property
     def has_published(self) -> bool:
         """Whether this rank has published its figures, or need not."""
-        return self._own is not None or self._is_settled
+        return self._own is not None or self._session.is_settled
 
     def agree(self, budget_bytes: int, find_floor: Callable[[], int], step: str) -> bool:
         """Publish this rank's figures; return whether it may plan, with other ranks or alone.
@@ -307,31 +301,30 @@ class Ranks:
             find_floor: returns the smallest budget that has a plan here; called once.
             step: the kind of this rank's steps (`describe_step`).
         """
-        if self._is_settled:
+        session = self._session
+        if session.is_settled:
             return True
         own = self._own = self._own or Figures(
             budget_bytes=budget_bytes, floor_bytes=find_floor(), step=step
         )
         self._steps += 1
         try:
-            found, silent = self._rounds.agree(self._session, own), list[int]()
-            if not found and self._steps >= PATIENCE_STEPS:
-                silent = self._rounds.find_silent(self._session)
-                if not silent:  # the last ranks published just now
-                    found = self._rounds.agree(self._session, own)
+            found, silent = self.rounds.agree(session, own)
+            is_last = self._steps >= PATIENCE_STEPS
+            if is_last and not found:  # the last ranks may have published just now
+                found, silent = self.rounds.agree(session, own, is_last=True)
         except (RuntimeError, ValueError) as error:  # such as a destroyed process group
-            self._is_settled = True
+            session.is_settled = True
             _log.warning(
                 "cannot read the budgets of other ranks, so this rank plans for its own budget: %s",
                 error,
             )
             return True
-        if found or silent:
-            self._is_settled = True
-            self._rounds.settle(self._session)
+        if found or is_last:
+            self.rounds.settle(session)
             self._alike = {rank: each for rank, each in found.items() if each.step == own.step}
             self._log_end(silent)
-        return self._is_settled
+        return session.is_settled
 
     def find_budget(self, own_bytes: int) -> int:
         """Return the budget to plan for: the smallest of ranks alike, or `own_bytes` if alone.
@@ -341,9 +334,7 @@ class Ranks:
         """
         if len(self._alike) < 2:
             return own_bytes
-        smallest, largest = self._find_extremes()
-        budget_bytes = self._alike[smallest].budget_bytes
-        floor_bytes = self._alike[largest].floor_bytes
+        smallest, budget_bytes, largest, floor_bytes = self._find_extremes()
         if floor_bytes > budget_bytes:
             raise InfeasibleBudget(
                 f"no plan fits the budget of {self._name_alike()}, "
@@ -359,62 +350,54 @@ class Ranks:
         return min((each.budget_bytes for each in self._alike.values()), default=own_bytes)
 
     def make_switch(
-        self, ranks: tuple[int, ...], positions: Sequence[int], check: Callable[[str], str]
+        self, ranks: tuple[int, ...], positions: Sequence[int], settings: tuple[Setting, ...]
     ) -> RankSwitch | None:
         """Return these ranks' part in a change, see there; None: they do not all do the same."""
         if not self._alike.keys() >= set(ranks):
             return None
         topic = f"{self._session.topic}/switch/{ranks[0]}"
-        return RankSwitch(self._rounds.board, topic, ranks, positions, check)
+        return RankSwitch(self.rounds.board, topic, ranks, positions, settings)
 
     def forget_floors(self) -> None:
         """Forget how much the ranks' steps need at least: from now on, they are other steps."""
         self._alike = {rank: replace(each, floor_bytes=0) for rank, each in self._alike.items()}
 
-    def is_of(self, rounds: Rounds) -> bool:
-        """Return whether these are the ranks' rounds: each process group has its own."""
-        return self._rounds is rounds
-
     def leave(self) -> None:
         """Withdraw this rank's figures, unless all ranks have read them. Any thread."""
-        self._is_settled = True
-        self._rounds.leave(self._session)
+        self._session.is_settled = True
+        self.rounds.leave(self._session)
 
     def _name_alike(self) -> str:
         count = len(self._alike)
-        is_all = count == self._rounds.board.count
+        is_all = count == self.rounds.board.count
         return f"all {count} ranks" if is_all else f"{count} ranks that do the same"
 
-    def _find_extremes(self) -> tuple[int, int]:
-        """Return the rank with the smallest budget, and that with the largest floor."""
+    def _find_extremes(self) -> tuple[int, int, int, int]:
+        """Return a rank with the smallest budget and that, one with the largest floor and that."""
         alike = self._alike
         smallest = min(alike, key=lambda rank: alike[rank].budget_bytes)
-        return smallest, max(alike, key=lambda rank: alike[rank].floor_bytes)
+        largest = max(alike, key=lambda rank: alike[rank].floor_bytes)
+        return smallest, alike[smallest].budget_bytes, largest, alike[largest].floor_bytes
 
     def _log_end(self, silent: list[int]) -> None:
-        own = f"rank {self._rounds.board.rank} plans for its own budget"
+        own = f"rank {self.rounds.board.rank} plans for its own budget"
         if silent:
             more = len(silent) - MOST_NAMED
             _log.warning(
                 "%s: after %d recorded steps, no budget has arrived from %s %s%s, which may have "
                 "no session that plans",
-                own,
-                self._steps,
-                "rank" if len(silent) == 1 else "ranks",
+                *(own, self._steps, "rank" if len(silent) == 1 else "ranks"),
                 ", ".join(map(str, silent[:MOST_NAMED])),
                 f" and {more} more" if more > 0 else "",
             )
         elif len(self._alike) < 2:
             _log.info("%s: no other rank does the same", own)
         else:
-            smallest, largest = self._find_extremes()
+            smallest, budget_bytes, largest, floor_bytes = self._find_extremes()
             _log.info(
                 "%s agree: budget %s (rank %d), floor %s (rank %d)",
-                self._name_alike(),
-                format_bytes(self._alike[smallest].budget_bytes),
-                smallest,
-                format_bytes(self._alike[largest].floor_bytes),
-                largest,
+                *(self._name_alike(), format_bytes(budget_bytes), smallest),
+                *(format_bytes(floor_bytes), largest),
             )
 
 
@@ -428,7 +411,7 @@ def join_ranks(describe: Callable[[], str], former: Ranks | None = None) -> Rank
         former: the session's ranks so far, which stay if no other group has come.
     """
     rounds = find_rounds()
-    if rounds is None or (former is not None and former.is_of(rounds)):
+    if rounds is None or (former is not None and former.rounds is rounds):
         return former
     if former is not None:
         former.leave()

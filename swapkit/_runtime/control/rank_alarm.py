@@ -188,7 +188,7 @@ class RankWatch:
         """Join the ranks, if there is a process group.
 
         Args:
-            installation: whose failed requests the other ranks hear of.
+            installation: whose failed requests the other ranks are to know.
             budget_bytes: of the session.
         """
         self._failures = installation.failures
@@ -229,11 +229,11 @@ class RankWatch:
         Waits a moment for the news, if the error looks like one of a connection that ended. After
         an error of memory here, waits until the other ranks know.
         """
-        if self._alarm is None or not isinstance(error, RuntimeError):
+        alarm, is_of_memory = self._alarm, isinstance(error, torch.OutOfMemoryError)
+        if alarm is None or not isinstance(error, RuntimeError):
             return None
-        alarm = self._alarm
-        if isinstance(error, torch.OutOfMemoryError | SwapkitError):
-            if alarm.failure is not None or isinstance(error, torch.OutOfMemoryError):
+        if is_of_memory or isinstance(error, SwapkitError):
+            if alarm.failure is not None or is_of_memory:
                 alarm.await_end()
             return None
         is_of_a_group = isinstance(error, torch.distributed.DistError)

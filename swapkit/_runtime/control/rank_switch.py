@@ -30,7 +30,7 @@ from swapkit.errors import SessionError
 from swapkit.texts import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from swapkit._runtime.control.board import Board
 
@@ -40,18 +40,27 @@ COMPARED = 3  # ends of steps that ranks compare
 GO, NO, NEVER = "go", "no", "never"  # after `NO` there is another attempt
 
 
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How a user has set a module."""
+
+    path: str
+    frees: bool  # its gathered weights, after forward
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """What the first rank publishes. Without a `change`, there will be none."""
+    """What the first rank publishes."""
 
-    change: str
+    kept: tuple[str, ...] | None  # modules that keep their gathered weights; None: no change
     reason: str  # for people
+    settings: tuple[Setting, ...] = ()  # of all modules: they must be the same on all ranks
     at: int = 0  # the position
     positions: tuple[int, ...] = ()  # where the rank's last steps ended
 
     def __post_init__(self) -> None:
-        """Check that a change has a position."""
-        if self.change and not self.positions:
+        """Check that there are positions to compare."""
+        if self.at and not self.positions:
             raise ValueError(self)
 
 
@@ -71,7 +80,7 @@ class RankSwitch:
         topic: str,
         ranks: tuple[int, ...],
         positions: Sequence[int],
-        check: Callable[[str], str],
+        settings: tuple[Setting, ...],
     ) -> None:
         """Wait for a proposal, or make it (`propose`).
 
@@ -80,14 +89,14 @@ class RankSwitch:
             topic: the same on the ranks of the group, and used by no others.
             ranks: of the group.
             positions: where this rank's steps ended; the caller adds to it.
-            check: returns why this rank cannot make a change; empty: it can.
+            settings: of this rank's modules.
         """
         self._board = board
         self._topic = topic
         self._ranks = ranks
         self._positions = positions
-        self._check = check
-        self._wanted: tuple[str, str] | None = None  # of the first rank
+        self._settings = settings
+        self._wanted: Proposal | None = None  # of the first rank
         self._consented: Proposal | None = None  # set first, then published: it may arrive late
         self._attempt = 0
         self._lock = threading.RLock()  # the session may end on another thread
@@ -99,9 +108,9 @@ class RankSwitch:
         """Whether this rank makes the proposal."""
         return self._board.rank == min(self._ranks)
 
-    def propose(self, change: str, reason: str) -> None:
-        """Propose a change at the end of the next step; without `change`: that there is none."""
-        self._wanted = change, reason
+    def propose(self, kept: tuple[str, ...] | None, reason: str) -> None:
+        """Propose which modules keep their weights, at the end of a step; None: no change."""
+        self._wanted = Proposal(kept=kept, reason=reason, settings=self._settings)
 
     def end_step(self) -> Proposal | None:
         """Go on, where a step has ended; return what all ranks change now.
@@ -134,7 +143,7 @@ class RankSwitch:
                 if self._consented is not None:
                     outcome = self._close(NEVER, why)
                 elif self.proposes:  # so that the others stop asking
-                    self._board.decide(self._key("proposal"), Proposal(change="", reason=why))
+                    self._board.decide(self._key("proposal"), Proposal(kept=None, reason=why))
             except ValueError as error:  # the group may end before its sessions
                 _log.debug("the other ranks do not know that this one leaves: %s", error)
             except RuntimeError as error:
@@ -193,45 +202,41 @@ class RankSwitch:
         proposal = self._board.find(self._key("proposal"), Proposal)
         if proposal is None:
             return None
-        if not proposal.change:
-            self._end(proposal.reason)
-            return None
-        return self._judge(proposal, position)
+        if proposal.kept is not None:
+            return self._judge(proposal, position)
+        self._end(proposal.reason)
+        return None
 
     def _consent(self, proposal: Proposal) -> None:
         self._consented = proposal
         self._board.publish(self._key("consent"), note=True)
 
     def _publish(self, position: int) -> None:
-        positions = tuple(self._positions)[-COMPARED:]
-        if self._wanted is None or (self._wanted[0] and len(positions) < COMPARED):
+        proposal, positions = self._wanted, tuple(self._positions)[-COMPARED:]
+        if proposal is None or (proposal.kept is not None and len(positions) < COMPARED):
             return
-        change, reason = self._wanted
-        proposal = Proposal(change=change, reason=reason, positions=positions)
-        if change:
-            step = max(after - before for before, after in pairwise(positions))
-            proposal = replace(proposal, at=position + LEADS[self._attempt] * max(1, step))
-            self._consent(proposal)
+        if proposal.kept is None:
+            self._end(proposal.reason)
         else:
-            self._end(reason)
+            step = max(after - before for before, after in pairwise(positions))
+            at = position + LEADS[self._attempt] * max(1, step)
+            proposal = replace(proposal, at=at, positions=positions)
+            self._consent(proposal)
         self._board.decide(self._key("proposal"), proposal)
 
     def _judge(self, proposal: Proposal, position: int) -> _Outcome | None:
         """Consent, or end the attempt; do neither while this rank has not come as far."""
-        begin, end = proposal.positions[0], proposal.positions[-1]
         rank = f"rank {self._board.rank}"
         if position >= proposal.at:
             return self._close(NO, f"{rank} heard too late of a change")
+        begin, end = proposal.positions[0], proposal.positions[-1]
         if position < end:
             return None
         own = tuple(each for each in self._positions if begin <= each <= end)
-        refusal = self._check(proposal.change)
         if own != proposal.positions or len(set(own)) < len(own):
-            refusal = (
-                f"the steps of {rank} do not end at the same collectives as those of the other "
-                "ranks"
-            )
-        if refusal:
-            return self._close(NEVER, refusal)
+            where = f"the steps of {rank} do not end at the same collectives"
+            return self._close(NEVER, f"{where} as those of the other ranks")
+        if proposal.settings != self._settings:
+            return self._close(NEVER, "the modules of the ranks have other settings")
         self._consent(proposal)
         return None

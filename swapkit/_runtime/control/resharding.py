@@ -12,14 +12,13 @@ without backward has left them, and forwards without gradients run with the user
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed
 
-from swapkit._runtime.control.board import parse, write
+from swapkit._runtime.control.rank_switch import Setting
 from swapkit._runtime.model import global_hooks
 from swapkit._runtime.model.sharded_modules import find_sharded
 from swapkit._runtime.torch_compat.internals import count_collectives
@@ -27,7 +26,6 @@ from swapkit.planning.beside import ThreadJob, is_at_once
 from swapkit.planning.resharding import WORTH, choose_kept
 from swapkit.reporting.machines import format_seconds
 from swapkit.texts import get_logger
-from swapkit.units import show
 
 if TYPE_CHECKING:
     from swapkit._runtime.control.rank_agreement import Ranks
@@ -40,18 +38,6 @@ _log = get_logger(__name__)
 USER, AUTO = "user", "auto"  # who chooses
 POSITIONS_KEPT = 256  # ends of steps
 NAME = "reshard_after_forward"
-
-
-@dataclass(frozen=True, slots=True)
-class _Setting:
-    path: str  # of a module
-    frees: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Change:
-    settings: tuple[_Setting, ...]  # of all modules
-    kept: tuple[str, ...]  # paths
 
 
 def describe_choice(found: KeptWeights) -> str:
@@ -126,7 +112,8 @@ class Resharding:
             return
         members = self._ranks_of(self._modules[0].process_group)
         if ranks is not None:
-            self._switch = ranks.make_switch(members, self._positions, self._check)
+            settings = tuple(Setting(each.paths[0], each.frees) for each in self._modules)
+            self._switch = ranks.make_switch(members, self._positions, settings)
         switch = self._switch
         if switch is None:
             self._why = "not all ranks of the group have a session that does the same"
@@ -141,25 +128,12 @@ class Resharding:
 
     def _propose(self, switch: RankSwitch, found: KeptWeights | None) -> None:
         if found is None:
-            switch.propose("", "the recorded step has no gathers that swapkit knows")
+            switch.propose(None, "the recorded step has no gathers that swapkit knows")
             return
         known = {*found.kept, *found.freed}
         others = [each for each in self._modules if known.isdisjoint(each.paths)]
-        kept = [*found.kept, *(each.paths[0] for each in others if not each.frees)]
-        change = write(_Change(self._describe(), tuple(kept))) if found.changes else ""
-        switch.propose(change, describe_choice(found))
-
-    def _describe(self) -> tuple[_Setting, ...]:
-        """Return what must be equal on all ranks, besides the order of their collectives."""
-        return tuple(_Setting(each.paths[0], each.frees) for each in self._modules)
-
-    def _check(self, change: str) -> str:
-        """Return why this rank cannot make a change; empty: it can."""
-        try:
-            is_same = parse(change.encode(), _Change).settings == self._describe()
-        except ValueError:
-            return f"a rank proposed {show(change)}"
-        return "" if is_same else "the modules of the ranks have other settings"
+        kept = *found.kept, *(each.paths[0] for each in others if not each.frees)
+        switch.propose(kept if found.changes else None, describe_choice(found))
 
     # ---- steps -----------------------------------------------------------------------------------
 
@@ -183,34 +157,28 @@ class Resharding:
         self._positions.append(position)
         if switch is None:
             return ""
-        self._take_choice(switch)
+        if self._job is not None and self._job.is_done:
+            self._take_choice(switch, self._job)
         proposal = switch.end_step()
-        if proposal is None:
-            if switch.is_over:
-                _log.info("%s", self.text)
-            return ""
-        self._follow(proposal)
-        return f"{NAME} has changed"
+        if proposal is not None:
+            self._follow(proposal)
+        if switch.is_over:
+            _log.info("%s", self.text)
+        return "" if proposal is None else f"{NAME} has changed"
 
-    def _take_choice(self, switch: RankSwitch) -> None:
+    def _take_choice(self, switch: RankSwitch, job: ThreadJob[KeptWeights | None]) -> None:
         """Propose what was chosen beside the training."""
-        job = self._job
-        if job is None or not job.is_done:
-            return
-        self._job = None
+        self._job, found = None, None
         try:
             found = job.take()
-        except BaseException:
-            self._propose(switch, None)  # else the other ranks would ask for ever
-            raise
-        self._propose(switch, found)
+        finally:  # else the other ranks would ask for ever
+            self._propose(switch, found)
 
     def _follow(self, proposal: Proposal) -> None:
-        self._kept = frozenset(parse(proposal.change.encode(), _Change).kept)
+        self._kept = frozenset(proposal.kept or ())
         self._done = f"since step {self._steps}, {proposal.reason}"
         global_hooks.steps.add(self)
         self._set()
-        _log.info("%s", self.text)
 
     def _set(self) -> None:
         kept = self._kept
@@ -247,7 +215,7 @@ class Resharding:
     # ---- the end ---------------------------------------------------------------------------------
 
     def leave(self) -> None:
-        """Stop choosing, and tell the other ranks. Any thread; a second call does nothing.
+        """Stop choosing, and withdraw from the other ranks. Any thread; a second call does nothing.
 
         Raises:
             SessionError: the other ranks have made the change that this rank has consented to.

@@ -65,6 +65,7 @@ class StageExchange:
     def __init__(self, board: Board, place: StagePlace) -> None:
         """Publish nothing yet. `place`: of this rank, in the pipeline."""
         self.place = place
+        self.rank = board.rank
         self._board = board
         ranks = "-".join(map(str, place.ranks))
         # Sessions at the same time have others.
@@ -76,11 +77,6 @@ class StageExchange:
         self._answer: Future[dict[int, _Note]] | None = None
         self._wait = self._pause = 1  # steps until the next reading, and from that to the one after
         self._is_over = False
-
-    @property
-    def rank(self) -> int:
-        """This rank."""
-        return self._board.rank
 
     def end_step(self, times: StageTimes | None) -> dict[int, StageTimes]:
         """Take what has arrived and ask again, if it is time; return the times of all ranks.

@@ -38,10 +38,11 @@ _known: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
 
 def count_ranks() -> int:
     """Return how many processes train together, on all machines."""
-    distributed = torch.distributed
-    if not distributed.is_available() or not distributed.is_initialized():
-        return 1
-    return distributed.get_world_size()
+    return torch.distributed.get_world_size() if _has_group() else 1
+
+
+def _has_group() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def name_ranks(count: int) -> str:
@@ -130,7 +131,7 @@ def check_group(group: object) -> None:
 
 def describe_rank() -> str:
     """Return which rank this process is, as in "rank 1 of 2"; empty: there are no other ranks."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+    if not _has_group():
         return ""
     return f"rank {torch.distributed.get_rank()} of {torch.distributed.get_world_size()}"
 
@@ -154,7 +155,7 @@ def find_tensor_parallel_group(model: torch.nn.Module) -> Any:  # noqa: ANN401 -
 
 def _list_spread(model: torch.nn.Module) -> list[DTensor]:
     """Return the parameters that are distributed over ranks."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+    if not _has_group():
         return []
     from torch.distributed.tensor import DTensor
 
@@ -163,7 +164,7 @@ def _list_spread(model: torch.nn.Module) -> list[DTensor]:
 
 def is_fsdp(model: torch.nn.Module) -> bool:
     """Return whether a model uses FSDP 1 or 2, which free the weights' memory between uses."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+    if not _has_group():
         return False
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 

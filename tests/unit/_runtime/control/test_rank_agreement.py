@@ -113,7 +113,7 @@ def test_part_in_a_change_when_ranks_do_the_same_then_they_share_it_and_others_h
     first, second, third = all_ranks
 
     def switch(ranks: Ranks, members: tuple[int, ...]) -> RankSwitch | None:
-        return ranks.make_switch(members, [], str)
+        return ranks.make_switch(members, [], ())
 
     assert switch(first, (0, 1)) is None  # nothing is agreed on yet
     for ranks, step in zip(all_ranks, (STEP, STEP, OTHER_STEP), strict=True):
@@ -181,7 +181,7 @@ def test_ranks_when_the_last_one_speaks_as_patience_ends_then_they_agree() -> No
             return getattr(store, name)
 
     late: Any = Late()
-    first._rounds.board._find_store = lambda: late
+    first.rounds.board._find_store = lambda: late
     assert [agree(first) for _ in range(PATIENCE_STEPS)] == [False] * (PATIENCE_STEPS - 1) + [True]
     assert first.find_budget(8 * MIB) == 4 * MIB
 

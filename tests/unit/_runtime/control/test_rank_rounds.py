@@ -179,7 +179,7 @@ def test_session_when_it_has_ended_then_nothing_is_said_or_heard() -> None:
     assert agree(ended, 4)
     assert ended.find_budget(4 * MIB) == 4 * MIB
     figures = Figures(budget_bytes=4, floor_bytes=0, step="5e")
-    assert ended._rounds.agree(ended._session, figures) == {}
+    assert ended.rounds.agree(ended._session, figures) == ({}, [])
     assert store.get("swapkit/sessions/rank-0") == b"[]"
     assert store.num_keys() == 1
     assert_in_step([first, second])

@@ -13,12 +13,13 @@ import torch.distributed
 
 from swapkit._runtime.control import board
 from swapkit._runtime.control.board import Board, parse, write
-from swapkit._runtime.control.rank_switch import COMPARED, LEADS, Proposal, RankSwitch
+from swapkit._runtime.control.rank_switch import COMPARED, LEADS, Proposal, RankSwitch, Setting
 from swapkit.errors import InvalidDocument, SessionError
 
 distributed: Any = torch.distributed
 STEP = 12  # collectives of each step
-CHANGE, REASON = "this", "because"
+KEPT, REASON = ("this",), "because"
+SETTINGS = (Setting("this", frees=True), Setting("that", frees=False))
 ENOUGH = sum(LEADS) + 3 * COMPARED
 
 
@@ -31,7 +32,7 @@ class Rank:
         rank: int,
         count: int = 2,
         *,
-        refusal: str = "",
+        settings: tuple[Setting, ...] = SETTINGS,
         begins: int = 0,
     ) -> None:
         self.store = store
@@ -39,11 +40,11 @@ class Rank:
         self.position = begins
         board = Board(self.find_store, rank=rank, count=count)
         ranks = tuple(range(count))
-        self.switch = RankSwitch(board, "swapkit/test", ranks, self.positions, lambda _: refusal)
+        self.switch = RankSwitch(board, "swapkit/test", ranks, self.positions, settings)
         self.changed: int | None = None
         self.is_mute = False
         if self.switch.proposes:
-            self.switch.propose(CHANGE, REASON)
+            self.switch.propose(KEPT, REASON)
 
     def find_store(self) -> Any:
         if self.is_mute:
@@ -55,7 +56,7 @@ class Rank:
         self.positions.append(self.position)
         proposal = self.switch.end_step()
         if proposal is not None:
-            assert (proposal.change, proposal.reason) == (CHANGE, REASON)
+            assert (proposal.kept, proposal.reason) == (KEPT, REASON)
             assert self.changed is None
             self.changed = self.position
 
@@ -140,18 +141,18 @@ def test_ranks_when_a_backend_does_not_count_then_none_changes() -> None:
     assert "do not end at the same collectives" in ranks[1].switch.why
 
 
-def test_ranks_when_one_cannot_make_the_change_then_none_does() -> None:
+def test_ranks_when_one_has_other_settings_then_none_changes() -> None:
     store = distributed.HashStore()
-    ranks = [Rank(store, rank, 3, refusal="not here" if rank == 1 else "") for rank in range(3)]
+    ranks = [Rank(store, rank, 3, settings=SETTINGS[rank == 1 :]) for rank in range(3)]
     run(ranks, ENOUGH)
     for rank in ranks:
         assert rank.changed is None
-        assert rank.switch.why == "not here"
+        assert rank.switch.why == "the modules of the ranks have other settings"
 
 
 def test_ranks_when_the_first_one_wants_nothing_then_all_stop_asking() -> None:
     ranks = make()
-    ranks[0].switch.propose("", "nothing is better")
+    ranks[0].switch.propose(None, "nothing is better")
     run(ranks, 2)
     for rank in ranks:
         assert rank.switch.is_over
@@ -210,9 +211,10 @@ def test_step_when_the_store_is_silent_before_consent_then_training_goes_on() ->
 @pytest.mark.parametrize(
     "text",
     [
-        *(b"", b"[]", b"{}", b"[" * 100_000, b"9" * 5000, b"\xff"),
-        *(b'["c", "", 1]', b'["c", "", "x", [1]]', b'["c", "", true, [1]]'),
-        *(b'[5, "", 1, [1]]', b'["c", "", 1e999, [1]]', b'["c", "", 1, []]', b'["c", "", 1, [-1]]'),
+        *(b"", b"[]", b"{}", b"[" * 100_000, b"9" * 5000, b"\xff", b"\xed\xb2\x80"),
+        *(b'[["k"], "", [], 1]', b'[["k"], "", [], "x", [1]]', b'[["k"], "", [], true, [1]]'),
+        *(b'[5, "", [], 1, [1]]', b'[["k"], "", [], 1e999, [1]]', b'[["k"], "", [], 1, [-1]]'),
+        *(b'[["k"], "", [], 1, []]', b'[[[]], "", [], 1, [1]]', b'[["k"], "", ["s"], 1, [1]]'),
     ],
 )
 def test_proposal_when_malformed_then_it_is_refused(text: bytes) -> None:
@@ -229,7 +231,7 @@ def test_rank_when_a_proposal_is_malformed_then_it_goes_on_without_and_says_why(
 
 
 def test_proposal_when_written_and_read_then_it_is_the_same() -> None:
-    proposal = Proposal(change=CHANGE, reason=REASON, at=7, positions=(1, 2, 3))
+    proposal = Proposal(kept=KEPT, reason=REASON, settings=SETTINGS, at=7, positions=(1, 2, 3))
     assert parse(write(proposal).encode(), Proposal) == proposal
 
 
