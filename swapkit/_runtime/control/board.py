@@ -41,7 +41,7 @@ _T = TypeVar("_T")
 # `dict[str, form]`, `form | None`, `str`, `bool`, `int` or `float`. Numbers are not negative.
 
 MOST_TEXT = 4 << 20  # bytes of a note: JSON takes 25 times as much memory, once read
-_MOST = {int: MOST_BYTES, float: 1e9}  # an integer may not even fit a float
+_MOST: dict[object, float] = {int: MOST_BYTES, float: 1e9}  # an integer may not even fit a float
 _hints_of = cache(get_type_hints)
 
 
@@ -67,20 +67,32 @@ def parse(text: bytes, form: type[_T], whose: str = "a rank") -> _T:
 
 
 def _make(form: Any, value: Any) -> Any:  # noqa: ANN401 - any form
-    of, kind = get_args(form), type(value)
-    if isinstance(form, UnionType):
+    kind, of = get_origin(form), get_args(form)
+    if kind is UnionType:
         return None if value is None else _make(of[0], value)
-    if get_origin(form) is tuple and kind is list:
-        return tuple(_make(of[0], each) for each in value)
-    if get_origin(form) is dict and kind is dict:
+    if kind is dict and isinstance(value, dict):
         return {key: _make(of[1], each) for key, each in value.items()}
-    if kind is list and hasattr(form, "__dataclass_fields__"):
-        pairs = zip(_hints_of(form).items(), value, strict=True)
-        return form(**{name: _make(inner, each) for (name, inner), each in pairs})
-    is_right = kind in (int, float) if form is float else kind is form
-    if not is_right or (form in _MOST and not 0 <= value <= _MOST[form]):
-        raise TypeError(form)
+    if isinstance(value, list):
+        return _make_of_several(form, value)
+    _check(form, value)
     return value
+
+
+def _make_of_several(form: Any, values: list[object]) -> Any:  # noqa: ANN401 - any form
+    if get_origin(form) is tuple:
+        return tuple(_make(get_args(form)[0], each) for each in values)
+    if not hasattr(form, "__dataclass_fields__"):
+        raise TypeError(form)
+    pairs = zip(_hints_of(form).items(), values, strict=True)
+    return form(**{name: _make(inner, each) for (name, inner), each in pairs})
+
+
+def _check(form: object, value: Any) -> None:  # noqa: ANN401 - any value of JSON
+    """Raise TypeError unless a plain value is of a form."""
+    if type(value) is not form and not (form is float and type(value) is int):
+        raise TypeError(form)
+    if form in _MOST and not 0 <= value <= _MOST[form]:
+        raise TypeError(value)
 
 
 # ---- threads -------------------------------------------------------------------------------------

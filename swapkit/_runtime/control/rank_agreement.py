@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import torch
 
     from swapkit._runtime.control.board import Board
-    from swapkit._runtime.control.rank_switch import Setting
+    from swapkit._runtime.control.rank_switch import WeightSetting
     from swapkit.ir.traces import Trace
 
 # ---- rank likeness -------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ class Figures:
 
 
 @dataclass(eq=False)
-class Session:
+class OpenSession:
     """An open session, as its rank publishes it."""
 
     parts: str
@@ -150,7 +150,7 @@ class Session:
         """Of the round, on all ranks."""
         return f"{self.place}/{self.round}"
 
-    def may_join(self, other: Session) -> bool:
+    def may_join(self, other: OpenSession) -> bool:
         """Return whether this session may yet enter the round of another one."""
         if not self.place:
             return self.parts == other.parts
@@ -158,7 +158,7 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True)
-class _Outcome:
+class _RoundEnd:
     """What has ended a round."""
 
     figures: tuple[Figures | None, ...]  # by rank; nothing: a session has left the round
@@ -176,23 +176,23 @@ class Rounds:
         self._next: dict[str, int] = {}  # by place, the round after those this rank was in
         self._lock = threading.RLock()  # held during requests: each ends, or all do
         # Weak references: a session that is dropped never leaves.
-        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+        self._sessions: weakref.WeakSet[OpenSession] = weakref.WeakSet()
 
-    def join(self, parts: str) -> Session:
+    def join(self, parts: str) -> OpenSession:
         """Return a session that begins. `parts`: what it trains."""
-        session = Session(parts)
+        session = OpenSession(parts)
         with self._lock:
             self._sessions.add(session)
             self._try_to_publish()
         return session
 
-    def settle(self, session: Session) -> None:
+    def settle(self, session: OpenSession) -> None:
         """Note that a session will enter no other round."""
         with self._lock:
             session.is_settled = True
             self._try_to_publish()
 
-    def leave(self, session: Session) -> None:
+    def leave(self, session: OpenSession) -> None:
         """End a session, and its round with it, unless that is over."""
         with self._lock:
             if session in self._sessions:
@@ -201,7 +201,7 @@ class Rounds:
                 self._try_to_publish(session)
 
     def agree(
-        self, session: Session, figures: Figures, *, is_last: bool = False
+        self, session: OpenSession, figures: Figures, *, is_last: bool = False
     ) -> tuple[dict[int, Figures], list[int]]:
         """Enter the first round that is not over; return all figures by rank, once it is over.
 
@@ -211,12 +211,12 @@ class Rounds:
             while session in self._sessions:
                 if session.figures is None:
                     self._enter(session, figures)
-                outcome = self.board.find(f"{session.topic}/over", _Outcome)
+                outcome = self.board.find(f"{session.topic}/over", _RoundEnd)
                 if outcome is None:
                     entered, awaited = self._split(session, needs_all=not is_last)
                     if awaited:
                         return {}, awaited
-                    outcome = self.board.decide(f"{session.topic}/over", _Outcome(entered))
+                    outcome = self.board.decide(f"{session.topic}/over", _RoundEnd(entered))
                 ranks = enumerate(outcome.figures[: self.board.count])
                 found = {rank: each for rank, each in ranks if each is not None}
                 if self.board.rank in found:
@@ -224,14 +224,14 @@ class Rounds:
                 session.figures = None
             return {}, []
 
-    def _enter(self, session: Session, figures: Figures) -> None:
+    def _enter(self, session: OpenSession, figures: Figures) -> None:
         board = self.board
         if not session.place:
             session.place = board.reserve(f"swapkit/{session.parts}", session)
             if self._next.get(session.place):  # perhaps of a session that was dropped
-                board.decide(f"{session.place}/{self._next[session.place] - 1}/over", _Outcome(()))
+                board.decide(f"{session.place}/{self._next[session.place] - 1}/over", _RoundEnd(()))
         session.round = self._next.get(session.place, 0)
-        while board.find(f"{session.topic}/over", _Outcome) is not None:
+        while board.find(f"{session.topic}/over", _RoundEnd) is not None:
             session.round += 1
         self._next[session.place] = session.round + 1
         session.figures = figures
@@ -240,23 +240,23 @@ class Rounds:
     def _publish(self) -> None:
         self.board.publish(SESSIONS, list(self._sessions))
 
-    def _try_to_publish(self, ended: Session | None = None) -> None:
+    def _try_to_publish(self, ended: OpenSession | None = None) -> None:
         try:
             if ended is not None and ended.figures is not None:
-                self.board.decide(f"{ended.topic}/over", _Outcome(()))
+                self.board.decide(f"{ended.topic}/over", _RoundEnd(()))
             self._publish()
         except (RuntimeError, ValueError) as error:  # the group may end before its sessions
             _log.debug("the other ranks do not know which sessions there are: %s", error)
 
     def _split(
-        self, own: Session, *, needs_all: bool
+        self, own: OpenSession, *, needs_all: bool
     ) -> tuple[tuple[Figures | None, ...], list[int]]:
         """Return the figures in a session's round, by rank, and the ranks that may yet enter it.
 
         A rank without a session may yet begin one.
         """
         everyone = range(self.board.count)
-        known = self.board.read(SESSIONS, tuple[Session, ...], everyone, needs_all=needs_all)
+        known = self.board.read(SESSIONS, tuple[OpenSession, ...], everyone, needs_all=needs_all)
         entered: dict[int, Figures | None] = {}
         awaited = []
         for rank in everyone:
@@ -350,7 +350,7 @@ class Ranks:
         return min((each.budget_bytes for each in self._alike.values()), default=own_bytes)
 
     def make_switch(
-        self, ranks: tuple[int, ...], positions: Sequence[int], settings: tuple[Setting, ...]
+        self, ranks: tuple[int, ...], positions: Sequence[int], settings: tuple[WeightSetting, ...]
     ) -> RankSwitch | None:
         """Return these ranks' part in a change, see there; None: they do not all do the same."""
         if not self._alike.keys() >= set(ranks):

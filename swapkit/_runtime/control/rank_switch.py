@@ -41,7 +41,7 @@ GO, NO, NEVER = "go", "no", "never"  # after `NO` there is another attempt
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class WeightSetting:
     """How a user has set a module."""
 
     path: str
@@ -54,7 +54,7 @@ class Proposal:
 
     kept: tuple[str, ...] | None  # modules that keep their gathered weights; None: no change
     reason: str  # for people
-    settings: tuple[Setting, ...] = ()  # of all modules: they must be the same on all ranks
+    settings: tuple[WeightSetting, ...] = ()  # of all modules: they must be the same on all ranks
     at: int = 0  # the position
     positions: tuple[int, ...] = ()  # where the rank's last steps ended
 
@@ -65,7 +65,7 @@ class Proposal:
 
 
 @dataclass(frozen=True, slots=True)
-class _Outcome:
+class _Decision:
     word: str
     why: str  # there is no change
     at: int = 0  # the position
@@ -80,7 +80,7 @@ class RankSwitch:
         topic: str,
         ranks: tuple[int, ...],
         positions: Sequence[int],
-        settings: tuple[Setting, ...],
+        settings: tuple[WeightSetting, ...],
     ) -> None:
         """Wait for a proposal, or make it (`propose`).
 
@@ -164,7 +164,7 @@ class RankSwitch:
                 f"have agreed to, so it stops: {error}"
             ) from error
 
-    def _follow(self, outcome: _Outcome, position: int) -> Proposal | None:
+    def _follow(self, outcome: _Decision, position: int) -> Proposal | None:
         consented = self._consented
         if outcome.word == GO:
             self._end("")
@@ -184,11 +184,11 @@ class RankSwitch:
     def _key(self, name: str) -> str:
         return f"{self._topic}/{self._attempt}/{name}"
 
-    def _close(self, word: str, why: str, at: int = 0) -> _Outcome:
+    def _close(self, word: str, why: str, at: int = 0) -> _Decision:
         """Decide the outcome unless there is one; return the one that holds."""
-        return self._board.decide(self._key("outcome"), _Outcome(word, why, at))
+        return self._board.decide(self._key("outcome"), _Decision(word, why, at))
 
-    def _go_on(self, position: int) -> _Outcome | None:
+    def _go_on(self, position: int) -> _Decision | None:
         """Return the outcome of the attempt; None: there is none yet."""
         if self._consented is not None:
             known = self._board.read(self._key("consent"), bool, self._ranks, needs_all=False)
@@ -224,7 +224,7 @@ class RankSwitch:
             self._consent(proposal)
         self._board.decide(self._key("proposal"), proposal)
 
-    def _judge(self, proposal: Proposal, position: int) -> _Outcome | None:
+    def _judge(self, proposal: Proposal, position: int) -> _Decision | None:
         """Consent, or end the attempt; do neither while this rank has not come as far."""
         rank = f"rank {self._board.rank}"
         if position >= proposal.at:

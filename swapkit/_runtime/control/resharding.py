@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed
 
-from swapkit._runtime.control.rank_switch import Setting
+from swapkit._runtime.control.rank_switch import WeightSetting
 from swapkit._runtime.model import global_hooks
 from swapkit._runtime.model.sharded_modules import find_sharded
 from swapkit._runtime.torch_compat.internals import count_collectives
@@ -67,6 +67,7 @@ class Resharding:
         """Look for modules whose setting may change; nothing changes yet."""
         self._modules = find_sharded(model)
         self._policy = policy
+        self._settings = tuple(WeightSetting(each.paths[0], each.frees) for each in self._modules)
         self._positions: deque[int] = deque(maxlen=POSITIONS_KEPT)
         self._switch: RankSwitch | None = None
         self._job: ThreadJob[KeptWeights | None] | None = None
@@ -112,19 +113,14 @@ class Resharding:
             return
         members = self._ranks_of(self._modules[0].process_group)
         if ranks is not None:
-            settings = tuple(Setting(each.paths[0], each.frees) for each in self._modules)
-            self._switch = ranks.make_switch(members, self._positions, settings)
-        switch = self._switch
-        if switch is None:
+            self._switch = ranks.make_switch(members, self._positions, self._settings)
+        if self._switch is None:
             self._why = "not all ranks of the group have a session that does the same"
-        if switch is None or not switch.proposes:
-            return
-        paths = frozenset(path for each in self._modules for path in each.paths)
-        choose = partial(choose_kept, trace, paths, machine, self._policy)
-        if is_at_once():
-            self._propose(switch, choose())
-        else:
-            self._job = ThreadJob(choose)
+        elif self._switch.proposes:
+            paths = frozenset(path for each in self._modules for path in each.paths)
+            self._job = ThreadJob(partial(choose_kept, trace, paths, machine, self._policy))
+            if is_at_once():
+                self._job.wait()
 
     def _propose(self, switch: RankSwitch, found: KeptWeights | None) -> None:
         if found is None:
@@ -157,8 +153,7 @@ class Resharding:
         self._positions.append(position)
         if switch is None:
             return ""
-        if self._job is not None and self._job.is_done:
-            self._take_choice(switch, self._job)
+        self._take_choice(switch)
         proposal = switch.end_step()
         if proposal is not None:
             self._follow(proposal)
@@ -166,9 +161,12 @@ class Resharding:
             _log.info("%s", self.text)
         return "" if proposal is None else f"{NAME} has changed"
 
-    def _take_choice(self, switch: RankSwitch, job: ThreadJob[KeptWeights | None]) -> None:
+    def _take_choice(self, switch: RankSwitch) -> None:
         """Propose what was chosen beside the training."""
-        self._job, found = None, None
+        job, found = self._job, None
+        if job is None or not job.is_done:
+            return
+        self._job = None
         try:
             found = job.take()
         finally:  # else the other ranks would ask for ever

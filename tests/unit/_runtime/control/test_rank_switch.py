@@ -13,13 +13,19 @@ import torch.distributed
 
 from swapkit._runtime.control import board
 from swapkit._runtime.control.board import Board, parse, write
-from swapkit._runtime.control.rank_switch import COMPARED, LEADS, Proposal, RankSwitch, Setting
+from swapkit._runtime.control.rank_switch import (
+    COMPARED,
+    LEADS,
+    Proposal,
+    RankSwitch,
+    WeightSetting,
+)
 from swapkit.errors import InvalidDocument, SessionError
 
 distributed: Any = torch.distributed
 STEP = 12  # collectives of each step
 KEPT, REASON = ("this",), "because"
-SETTINGS = (Setting("this", frees=True), Setting("that", frees=False))
+SETTINGS = (WeightSetting("this", frees=True), WeightSetting("that", frees=False))
 ENOUGH = sum(LEADS) + 3 * COMPARED
 
 
@@ -32,7 +38,7 @@ class Rank:
         rank: int,
         count: int = 2,
         *,
-        settings: tuple[Setting, ...] = SETTINGS,
+        settings: tuple[WeightSetting, ...] = SETTINGS,
         begins: int = 0,
     ) -> None:
         self.store = store
