@@ -41,6 +41,7 @@ _T = TypeVar("_T")
 # `dict[str, form]`, `form | None`, `str`, `bool`, `int` or `float`. Numbers are not negative.
 
 MOST_TEXT = 4 << 20  # bytes of a note: JSON takes 25 times as much memory, once read
+_PLAIN = (str, bool, int, float)
 _MOST: dict[object, float] = {int: MOST_BYTES, float: 1e9}  # an integer may not even fit a float
 _hints_of = cache(get_type_hints)
 
@@ -67,6 +68,9 @@ def parse(text: bytes, form: type[_T], whose: str = "a rank") -> _T:
 
 
 def _make(form: Any, value: Any) -> Any:  # noqa: ANN401 - any form
+    if form in _PLAIN:
+        _check(form, value)
+        return value
     kind, of = get_origin(form), get_args(form)
     if kind is UnionType:
         return None if value is None else _make(of[0], value)
@@ -74,8 +78,7 @@ def _make(form: Any, value: Any) -> Any:  # noqa: ANN401 - any form
         return {key: _make(of[1], each) for key, each in value.items()}
     if isinstance(value, list):
         return _make_of_several(form, value)
-    _check(form, value)
-    return value
+    raise TypeError(form)
 
 
 def _make_of_several(form: Any, values: list[object]) -> Any:  # noqa: ANN401 - any form
