@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import warnings
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
@@ -20,6 +21,7 @@ from swapkit.registry import Recompute
 from tests.conformance.modes import frozen_objects, rescue_everything, swap_everything
 from tests.programs import SIDE, assert_same_bits, gradients, leaf, run
 from tests.support import MIB, installed, limit_above_reserved
+from tests.support.counters import COUNTERS, VARIABLE
 from tests.support.threads import on_thread
 
 if TYPE_CHECKING:
@@ -373,3 +375,40 @@ def test_forward_mode_derivatives_when_a_part_runs_twice_then_their_gradients_ar
 
     for part in (swapkit.checkpoint(layer), swapkit.checkpoint(layer, check_values=True)):
         assert torch.equal(gradient(part), gradient(layer))
+
+
+class Counting(torch.nn.Module):
+    """Uses a count, and a kernel that torch does not see, so that it would run twice."""
+
+    def __init__(self, take: Callable[[], int]) -> None:
+        super().__init__()
+        self.layer, self.take = torch.nn.Linear(SIDE, SIDE), take
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        number, hidden = self.take(), self.layer(value)
+        hidden.detach().numpy()[:] += 1
+        for _ in range(3):
+            hidden = (hidden * 2).sin()
+        result: torch.Tensor = hidden * number
+        return result
+
+
+@pytest.mark.parametrize("kind", COUNTERS)
+def test_training_when_a_part_counts_its_calls_in_any_object_then_it_counts_each_once(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(wrap: Callable[[Any], Any]) -> list[torch.Tensor]:
+        monkeypatch.setenv(VARIABLE, "0")
+        torch.manual_seed(0)
+        part = wrap(Counting(COUNTERS[kind]()))
+        optimizer = torch.optim.SGD(part.parameters(), lr=0.1)
+        for _ in range(3):
+            part(torch.randn(8, SIDE)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert part.take() == 4
+        return list(part.parameters())
+
+    with installed(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it keeps what it saves
+        assert_same_bits(train(swapkit.checkpoint), train(lambda part: part))

@@ -3,8 +3,8 @@
 The objects that a function can reach are noted before its first run and compared after it: the
 module and its submodules, the arguments, the variables and global names that the function and the
 Python functions it names use, and the attributes of classes and modules by these names. For
-tensors, the version counts, and that of the gradient. What is written elsewhere, such as a file,
-is not seen.
+tensors, the version counts, and that of the gradient; for files, the positions. What is written
+elsewhere, such as the standard output, is not seen.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import collections.abc
 import contextlib
 import contextvars
 import functools
+import gc
 import io
 import mmap
 import pickle
@@ -22,8 +23,8 @@ import random
 import sys
 import threading
 import types
+import weakref
 from _ctypes import _SimpleCData
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -39,24 +40,20 @@ CData = _SimpleCData.__base__  # of all objects of ctypes
 _MOST_OBJECTS = 20_000  # of one part; if there are more, they may have changed
 _MOST_ITEMS = 5_000  # of one container; what the items of a larger one hold is not compared
 _CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
-_CALLABLES = (
-    classmethod,
-    functools.partial,
-    property,
-    staticmethod,
-    types.BuiltinFunctionType,  # methods of compiled classes, too
-    types.FunctionType,
-    types.MethodType,
-)
-_MOST_BYTES = 4 << 30  # of one array of numpy; a larger one may have changed
+# Modules of objects that are compared by a digest.
+_DIGESTED = frozenset({"decimal", "numpy"})
+_MOST_BYTES = 4 << 30  # of one array or buffer; a larger one may have changed
 _PIECE = 1 << 20  # elements of an array that are read at once
 _VALUES = frozenset({bool, int, float, complex, str, bytes, type(None)})
 # Of libraries, and with a state of the user's in attributes. Objects of others cache there, too.
-_OPEN = frozenset({"_thread", "argparse", "collections", "multiprocessing", "os", "queue"}) | {
-    "threading", "torch", "types", "weakref",
+_OPEN = frozenset({"_thread", "_weakrefset", "argparse", "collections", "multiprocessing"}) | {
+    "os", "queue", "tempfile", "threading", "torch", "types", "weakref",
 }  # fmt: skip
+# Modules of compiled classes, which hold what they refer to: methods, caches, views, exceptions.
+_COMPILED = frozenset({"_contextvars", "_queue", "builtins", "functools"})
+_STACK = (types.FrameType, types.TracebackType)  # where an exception was raised
 # Their state is their own: code that only calls functions of these does not change it.
-_LIBRARIES = ("torch", "swapkit", "numpy")
+_LIBRARIES = (sys.stdlib_module_names | {"numpy", "swapkit", "torch"}) - {"__main__"}
 
 
 class Surroundings:
@@ -138,56 +135,57 @@ class _Reach:
 
     def _read(self, thing: Any, kind: type) -> tuple[object, list[object]]:  # noqa: ANN401
         """Return an object's own state, and what it holds."""
+        state, inside = self._look_at(thing, kind)
+        if len(inside) <= _MOST_ITEMS:
+            return (state, len(inside)), inside
+        held = hash(tuple(each if type(each) in _VALUES else id(each) for each in inside))
+        return (state, held), []
+
+    def _look_at(self, thing: Any, kind: type) -> tuple[object, list[object]]:  # noqa: ANN401
         for kinds, state_of, held_by in _STATES:
             if issubclass(kind, kinds):
                 return state_of(thing), [*held_by(thing), *_own_attributes(thing, kind)]
-        if any(each.__module__.partition(".")[0] == "numpy" for each in kind.__mro__):
-            return _digest(thing), _attributes(thing, kind)  # arrays and generators
+        if any(each.__module__.partition(".")[0] in _DIGESTED for each in kind.__mro__):
+            digest, objects = _digest(thing)
+            return digest, objects + _attributes(thing, kind)
         inside = _items(thing, kind)
         if inside is None:
-            inside = self._inside(thing, kind)
-        else:
-            inside += _own_attributes(thing, kind)
-        if len(inside) <= _MOST_ITEMS:
-            return len(inside), inside
-        return hash(tuple(each if type(each) in _VALUES else id(each) for each in inside)), []
+            return None, self._inside(thing, kind)
+        return None, inside + _own_attributes(thing, kind)
 
     def _inside(self, thing: Any, kind: type) -> list[object]:  # noqa: ANN401 - anything
         """Return what an object holds that is no container."""
-        if issubclass(kind, _CALLABLES):
-            return self._inside_callable(thing)
+        if kind is types.FunctionType:
+            return self._inside_function(thing)
         if issubclass(kind, type | types.ModuleType):
-            self._add_names(thing)
-            return []
+            return self._add_names(thing, kind)
         is_own = not _is_of_library(kind.__module__)
-        for each in kind.__mro__ if is_own else ():
-            self._add_names(each)
         package = kind.__module__.partition(".")[0]
-        is_open = is_own or (package in _OPEN and not issubclass(kind, threading.Thread))
-        return _attributes(thing, kind) if is_open else []
+        inside: list[object] = [kind] if is_own else []
+        if is_own or (package in _OPEN and not issubclass(kind, threading.Thread)):
+            inside += _attributes(thing, kind)
+        if any(each.__module__ in _COMPILED for each in kind.__mro__[:-1]):
+            referents = [each for each in gc.get_referents(thing) if type(each) not in _STACK]
+            # A cache has its items in the order of their last uses, which is no change.
+            inside += sorted(referents, key=id) if package == "functools" else referents
+        return inside
 
-    def _add_names(self, thing: type | types.ModuleType) -> None:
-        """Reach the attributes of a class or a module, of no library, that the code names."""
-        if id(thing) not in self._named:
-            kind = types.ModuleType if isinstance(thing, types.ModuleType) else type
-            attributes = kind.__getattribute__(thing, "__dict__")
-            module = attributes.get("__name__" if kind is types.ModuleType else "__module__")
-            found = {} if _is_of_library(module) else attributes
-            self._named[id(thing)] = found, 0
-            if kind is type:  # methods that code calls without a name
-                self.waiting.extend(each for name, each in found.items() if name[:2] == "__")
+    def _add_names(self, thing: Any, kind: type) -> list[object]:  # noqa: ANN401 - class, module
+        """Reach the attributes of a class or a module, of no library, that the code names.
 
-    def _inside_callable(self, function: Any) -> list[object]:  # noqa: ANN401 - of _CALLABLES
-        if isinstance(function, functools.partial):
-            return [function.func, function.args, function.keywords, vars(function)]
-        if isinstance(function, types.BuiltinFunctionType):
-            return [function.__self__]
-        if isinstance(function, types.MethodType):
-            return [function.__self__, function.__func__]
-        if isinstance(function, property):
-            return [function.fget, function.fset]
-        if isinstance(function, staticmethod | classmethod):
-            return [function.__func__]
+        Return what code reaches of a class without a name: its classes, and special methods.
+        """
+        is_class = issubclass(kind, type)
+        owner: Any = type if is_class else types.ModuleType
+        attributes = owner.__getattribute__(thing, "__dict__")
+        if _is_of_library(owner.__getattribute__(thing, "__module__" if is_class else "__name__")):
+            # All programs share the variables of the environment.
+            attributes = {name: attributes[name] for name in ("environ",) if name in attributes}
+        self._named[id(thing)] = attributes, 0
+        special = [each for name, each in attributes.items() if name[:2] == "__"]
+        return [kind, *thing.__mro__, *special] if is_class else []
+
+    def _inside_function(self, function: types.FunctionType) -> list[object]:
         if _is_of_library(function.__module__):
             return []
         names = dict.fromkeys(_names_of(function.__code__))
@@ -222,16 +220,35 @@ def _gradient(tensor: torch.Tensor) -> torch.Tensor | None:
         return tensor.grad if tensor.is_leaf else None  # torch warns for others
 
 
-def _bytes(thing: Any) -> bytes | None:  # noqa: ANN401 - it has a buffer
-    with contextlib.suppress(ValueError):  # a memoryview is released
-        return bytes(thing)
+def _sum(thing: Any) -> object:  # noqa: ANN401 - it has a buffer
+    """Return a digest of a buffer. A large one is not copied.
+
+    Raises:
+        BufferError: it is too large to be read twice.
+    """
+    with contextlib.suppress(ValueError):  # a memoryview is released, a map is closed
+        view = memoryview(thing)
+        form = view.nbytes, thing.tell() if isinstance(thing, mmap.mmap) else 0
+        if view.readonly and isinstance(view.obj, bytes | mmap.mmap):  # nothing can write to it
+            return form
+        if view.nbytes > _MOST_BYTES:
+            raise BufferError
+        return form, crc32(view if view.c_contiguous else view.tobytes())
     return None
 
 
-def _position(file: io.IOBase) -> int | None:
-    with contextlib.suppress(OSError, ValueError):  # a terminal has none, nor has a closed file
-        return file.tell()
-    return None
+def _file(file: Any) -> object:  # noqa: ANN401 - of io.IOBase
+    """Return the state of a file: a new one each time if a run may have changed it unseen."""
+    if file.closed or file in (sys.stdout, sys.stderr):
+        return None
+    if isinstance(file, io.BytesIO):
+        return crc32(file.getvalue()), file.tell()  # its bytes keep their hash when they change
+    if isinstance(file, io.StringIO):
+        return hash(file.getvalue()), file.tell()
+    with contextlib.suppress(OSError):  # a pipe has no position, nor has a text that is iterated
+        if not (file.readable() and file.writable()):  # such a file can be rewritten in place
+            return file.tell()
+    return None if file.isatty() else object()
 
 
 def _nothing(_: object) -> list[object]:
@@ -245,14 +262,9 @@ _STATES: tuple[
     (torch.Tensor, _version, lambda tensor: [*vars(tensor).values(), _gradient(tensor)]),
     (torch.Generator, lambda generator: bytes(generator.get_state().numpy()), _nothing),
     (random.Random, random.Random.getstate, _nothing),
-    (bytearray | array.array | memoryview | CData, _bytes, _nothing),
-    (SimpleQueue, SimpleQueue.qsize, _nothing),
-    (
-        type(functools.lru_cache(lambda: None)),
-        lambda cached: cached.cache_info()[1::2],  # misses, size
-        lambda cached: [cached.__wrapped__, vars(cached)],
-    ),
-    (io.IOBase, _position, _nothing),
+    (bytearray | array.array | memoryview | mmap.mmap | CData, _sum, gc.get_referents),
+    (weakref.ref, lambda _: None, lambda reference: [weakref.ref.__call__(reference)]),
+    (io.IOBase, _file, _nothing),
     (collections.abc.Iterator, lambda _: object(), _nothing),  # a run may have advanced it
 )
 
@@ -264,25 +276,29 @@ def _names_of(code: types.CodeType) -> list[str]:
     return [*code.co_names, *texts, *[name for each in nested for name in _names_of(each)]]
 
 
-def _digest(thing: Any) -> object:  # noqa: ANN401 - of numpy
-    """Return a digest of an object of numpy. Large arrays are neither copied nor pickled.
+def _digest(thing: Any) -> tuple[object, list[object]]:  # noqa: ANN401 - of _DIGESTED
+    """Return a digest of an object of numpy, and the objects in it that this does not cover.
+
+    Large arrays are neither copied nor pickled.
 
     Raises:
         BufferError: an array is too large to be read twice.
     """
-    numpy: Any = sys.modules["numpy"]
-    if not isinstance(thing, numpy.ndarray) or thing.dtype.hasobject:
-        return pickle.dumps(thing)
+    numpy: Any = sys.modules.get("numpy")
+    is_array = numpy is not None and isinstance(thing, numpy.ndarray)
+    if not is_array or (thing.dtype.hasobject and thing.dtype.names):
+        return pickle.dumps(thing), []
     array = thing.view(numpy.ndarray)
     form = array.shape, array.strides, str(array.dtype), array.flags.writeable
-    if _is_fixed(array) or array.nbytes == 0:
-        return form
+    if array.dtype.hasobject or _is_fixed(array) or array.nbytes == 0:
+        return form, list(array.flat) if array.dtype.hasobject else []
     if array.nbytes > _MOST_BYTES:
         raise BufferError
     pieces = numpy.nditer(
         array, ["external_loop", "buffered"], [["readonly", "contig"]], buffersize=_PIECE
     )
-    return *form, functools.reduce(lambda sum_, piece: crc32(piece.view("u1"), sum_), pieces, 0)
+    sum_ = functools.reduce(lambda found, piece: crc32(piece.view("u1"), found), pieces, 0)
+    return (*form, sum_), []
 
 
 def _is_fixed(array: Any) -> bool:  # noqa: ANN401 - of numpy
@@ -325,8 +341,7 @@ def _is_filled(cell: types.CellType) -> bool:
 
 
 def _is_of_library(module: object) -> bool:
-    package = module.partition(".")[0] if isinstance(module, str) else ""
-    return package in _LIBRARIES or package in sys.stdlib_module_names - {"__main__"}
+    return isinstance(module, str) and module.partition(".")[0] in _LIBRARIES
 
 
 def _generators() -> tuple[object, ...]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import contextvars
 import ctypes
 import functools
 import io
+import mmap
+import os
 import queue
 import random
 import re
+import sys
 import threading
 import tracemalloc
 import types
@@ -24,6 +28,7 @@ import torch
 import swapkit
 from swapkit._runtime.recompute.surroundings import Surroundings
 from tests.programs import assert_same_bits
+from tests.support.counters import COUNTERS, DOUBTFUL, VARIABLE
 from tests.unit._runtime.recompute.test_captured import RUNS, SIDE, gradient, leaf, plainly
 
 if TYPE_CHECKING:
@@ -207,24 +212,66 @@ def test_outside_when_an_object_of_any_kind_changes_then_it_is_seen(kind: str) -
     assert around.have_changed()
 
 
-def test_outside_when_an_object_is_only_read_then_it_has_not_changed() -> None:
+@pytest.mark.parametrize("kind", COUNTERS)
+def test_outside_when_a_count_is_in_an_object_without_attributes_then_its_change_is_seen(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, "0")
+    take = COUNTERS[kind]()
+    assert Surroundings((take,)).have_changed() == (kind in DOUBTFUL)
+    around = Surroundings((take,))
+    assert (take(), around.have_changed()) == (1, True)
+    assert take() == 2
+
+
+@functools.lru_cache
+def cached_list(number: int) -> list[int]:
+    return [number]
+
+
+def read(held: Any) -> None:
+    """Use objects without a change of them."""
+    cached(7)
+    cached_list(1)  # is now the one used last
+    with contextlib.suppress(ValueError):
+        raise held["error"]
+    _ = held["map"][0], held["text"].getvalue(), held["error"].args, held["queue"].qsize()
+    _ = list(held["weak"]), held["bytes"].getvalue(), held["file"].name, held["view"].mapping
+    _ = os.environ.get("HOME"), held["class"].factor, held["objects"][0]
+
+
+def test_outside_when_an_object_is_only_read_then_it_has_not_changed(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("text")
     released = memoryview(bytearray(2))
     released.release()
-    held = (
-        cached,
-        released,
-        threading.Thread(),
-        np.arange(9)[::-2],
-        np.zeros((0, 3)),
-        np.str_("a"),
-    )
+    closed = mmap.mmap(-1, 1)
+    closed.close()
+    owner = Cache()
+    held: dict[str, Any] = {
+        "released": [released, closed],
+        "thread": threading.Thread(),
+        "arrays": [np.arange(9)[::-2], np.zeros((0, 3)), np.str_("a")],
+        "error": ValueError([0]),
+        "map": mmap.mmap(-1, 1),
+        "text": io.StringIO("text"),
+        "bytes": io.BytesIO(b"text"),
+        "output": [sys.stdout, sys.stderr],
+        "queue": queue.SimpleQueue(),
+        "weak": weakref.WeakSet([owner]),
+        "view": {"a": 1}.keys(),
+        "class": Part,
+        "objects": np.array([lambda: None], object),
+    }
     cached(7)
-    around = Surroundings((held,))
-    cached(7)
-    assert not around.have_changed()
+    for number in range(3):
+        cached_list(number)
+    with (tmp_path / "text").open() as held["file"]:
+        around = Surroundings((read, held))
+        read(held)
+        assert not around.have_changed()
 
 
-@pytest.mark.parametrize("kind", ["array", "file", "subclass", "every other"])
+@pytest.mark.parametrize("kind", ["array", "file", "subclass", "every other", "bytes", "map"])
 def test_outside_when_a_large_array_is_read_then_it_is_not_copied(
     kind: str, tmp_path: Path
 ) -> None:
@@ -236,6 +283,8 @@ def test_outside_when_a_large_array_is_read_then_it_is_not_copied(
         held = held.view(np.recarray)
     elif kind == "every other":
         held = held.reshape(-1)[::2]
+    elif kind != "array":
+        held = bytearray(held.nbytes) if kind == "bytes" else mmap.mmap(-1, held.nbytes)
     tracemalloc.start()
     assert not Surroundings((held,)).have_changed()
     _, peak_bytes = tracemalloc.get_traced_memory()
@@ -249,8 +298,9 @@ def test_outside_when_an_array_is_too_large_to_read_then_it_may_have_changed(
     path = tmp_path / "table"
     held = np.memmap(path, np.uint8, "w+", shape=5 << 30)  # a sparse file
     assert Surroundings((held,)).have_changed()
+    assert Surroundings((held.base,)).have_changed()
     held = np.memmap(path, np.uint8, "r", shape=5 << 30)  # a part cannot write to it
-    assert not Surroundings((held,)).have_changed()
+    assert not Surroundings((held, held.base)).have_changed()
 
 
 users: Any = types.ModuleType("users")
