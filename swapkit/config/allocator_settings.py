@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+from swapkit.config.values import read_value
 from swapkit.errors import InvalidArgument
 from swapkit.texts import get_logger
 from swapkit.units import MIB
@@ -23,16 +25,14 @@ if TYPE_CHECKING:
 #   `NPUAllocatorConfig.cpp`; MindSpeed's allocators: the keys and their ranges.
 
 Value: TypeAlias = "int | float | bool | str | tuple[int, ...]"
-LEAST_SPLIT_MB = 20
 ROUNDUP_INTERVALS = 16  # powers of two from 1 MiB
 _KEY_PAIR = re.compile(r"(\d+|>):(\d+)")
 
 
 class AllocatorKey(NamedTuple):
-    """One key. `parse` raises ValueError or KeyError for a value that is not accepted."""
+    """One key; `accepted` describes its values as `read_value` reads them."""
 
     origin: str  # "torch", "torch_npu", "CUDA" or "MindSpeed"
-    parse: Callable[[str], Value]
     accepted: str
     effect: str  # for people
     field: str = ""  # of `AllocatorSettings`; empty: the value has no effect
@@ -48,51 +48,8 @@ class AllocatorKey(NamedTuple):
         return self.effect.removeprefix("none: ") if self.effect.startswith("none") else ""
 
 
-def _flag(value: str) -> bool:
-    return {"True": True, "False": False}[value]
-
-
-def _whole(least: int, most: int | None = None) -> Callable[[str], int]:
-    """Return a parser of whole numbers in a range."""
-
-    def parse(value: str) -> int:
-        if not value.isdecimal():  # `int` accepts signs and underscores
-            raise ValueError(value)
-        number = int(value)
-        if number < least or (most is not None and number > most):
-            raise ValueError(value)
-        return number
-
-    return parse
-
-
-def _split_bytes(value: str) -> int:
-    return _whole(LEAST_SPLIT_MB + 1)(value) * MIB
-
-
-def _between(least: float, most: float, *, with_ends: bool) -> Callable[[str], float]:
-    def parse(value: str) -> float:
-        number = float(value)
-        is_inside = least <= number <= most if with_ends else least < number < most
-        if not is_inside or number == float("inf"):
-            raise ValueError(value)
-        return number
-
-    return parse
-
-
-def _one_of(*values: str) -> Callable[[str], str]:
-    return {value: value for value in values}.__getitem__
-
-
-def _power_of_two(most: int | None = None) -> Callable[[str], int]:
-    def parse(value: str) -> int:
-        number = _whole(1, most)(value)
-        if number & (number - 1):
-            raise ValueError(value)
-        return number
-
-    return parse
+def _power_of_two(text: str) -> int:
+    return int(read_value("a power of 2", text))
 
 
 def parse_divisions(value: str) -> tuple[int, ...]:
@@ -106,18 +63,18 @@ def parse_divisions(value: str) -> tuple[int, ...]:
         ValueError: a division is not a power of two (in a list, 0 is one more), or a size.
     """
     if not value.startswith("["):
-        return (_power_of_two()(value),) * ROUNDUP_INTERVALS
+        return (_power_of_two(value),) * ROUNDUP_INTERVALS
     divisions, last, is_first = [0] * ROUNDUP_INTERVALS, 0, True
     pairs = [] if value == "[]" else value[1:-1].removesuffix(",").split(",")
     for pair in pairs:
         match = _KEY_PAIR.fullmatch(pair)
         if match is None:
             raise ValueError(value)
-        count = 0 if match[2] == "0" else _power_of_two()(match[2])
+        count = 0 if match[2] == "0" else _power_of_two(match[2])
         if match[1] == ">":
             divisions[last + 1 :] = [count] * (ROUNDUP_INTERVALS - last - 1)
             continue
-        last = min(_power_of_two()(match[1]).bit_length(), ROUNDUP_INTERVALS) - 1
+        last = min(_power_of_two(match[1]).bit_length(), ROUNDUP_INTERVALS) - 1
         if is_first:
             divisions[:last] = [count] * last
         is_first = False
@@ -125,131 +82,59 @@ def parse_divisions(value: str) -> tuple[int, ...]:
     return tuple(divisions)
 
 
-_TRUE = "True or False"
-_NO_LIFETIMES = "none: `install(lifetimes=True)` keeps memory apart by its lifetime"
+_BOOL, _COUNT = "True or False", "a whole number of at least 0"
+_THRESHOLD = "garbage_collection_threshold"
+_DIVISIONS = "a power of 2, or a list such as [256:1,512:2,>:4]"
+_SPLIT = "in whole segments, larger blocks are not split; none in ranges of virtual memory"
+_GARBAGE = "above this share of the budget, cached memory is given back before the pool grows"
+_SEGMENTS = "False: whole segments instead of ranges of virtual memory"
+_ROUNDED = "sizes of blocks are rounded up to parts of powers of two"
+_FRACTION = "the limit of `swapkit.install()`, if it is given none"
+_PAGES = "the size of physical pages on an NPU; none on other devices"
+_LIFETIMES = "none: `install(lifetimes=True)` keeps memory apart by its lifetime"
+_GROWS = "none: segments grow by granules"
+_LOCK = "none: the pool chooses when its lock is held"
+_RAISES = "none: a failed allocation raises `torch.OutOfMemoryError`"
 _PINNED = "none: swapkit pins the host memory of its copies itself"
-KEYS: dict[str, AllocatorKey] = {
-    "max_split_size_mb": AllocatorKey(
-        "torch",
-        _split_bytes,
-        "a whole number above 20",
-        "in whole segments, larger blocks are not split; none in ranges of virtual memory",
-        "max_split_bytes",
-    ),
-    "garbage_collection_threshold": AllocatorKey(
-        "torch",
-        _between(0, 1, with_ends=False),
-        "a number above 0 and below 1",
-        "above this share of the budget, cached memory is given back before the pool grows",
-        "garbage_collection_threshold",
-    ),
-    "expandable_segments": AllocatorKey(
-        "torch",
-        _flag,
-        _TRUE,
-        "False: whole segments instead of ranges of virtual memory",
-        "expandable_segments",
-    ),
-    "roundup_power2_divisions": AllocatorKey(
-        "torch",
-        parse_divisions,
-        "a power of 2, or a list such as [256:1,512:2,>:4]",
-        "sizes of blocks are rounded up to parts of powers of two",
-        "roundup_divisions",
-    ),
-    "per_process_memory_fraction": AllocatorKey(
-        "torch",
-        _between(0, 1, with_ends=True),
-        "a number from 0 to 1",
-        "the limit of `swapkit.install()`, if it is given none",
-        "memory_fraction",
-    ),
-    "page_size": AllocatorKey(
-        "torch_npu",
-        _one_of("1g"),
-        "1g",
-        "the size of physical pages on an NPU; none on other devices",
-        "page_policy",
-        device_type="npu",
-    ),
-    "default_lc_threshold": AllocatorKey(
-        "MindSpeed",
-        _between(0, float("inf"), with_ends=True),
-        "a number of bytes, at least 0",
-        _NO_LIFETIMES,
-        "short_lived_bytes",
-    ),
-    "open_memory_optimize": AllocatorKey(
-        "MindSpeed",
-        {"true": True, "1": True, "false": False, "0": False}.__getitem__,
-        "true, 1, false or 0",
-        _NO_LIFETIMES,
-        "optimizes_lifetimes",
-    ),
-    "max_non_split_rounding_mb": AllocatorKey(
-        "torch", _whole(20), "a whole number of at least 20", "none: the best fit is chosen"
-    ),
-    "large_segment_size_mb": AllocatorKey(
-        "torch", _whole(11), "a whole number above 10", "none: segments grow by granules"
-    ),
-    "segment_size_mb": AllocatorKey(
-        "torch_npu",
-        _whole(20, 512),
-        "a whole number from 20 to 512",
-        "none: segments grow by granules",
-    ),
-    "base_addr_aligned_kb": AllocatorKey(
-        "torch_npu",
-        _whole(0, 16),
-        "a whole number from 0 to 16",
-        "none: blocks start at multiples of 512 bytes",
-    ),
-    "multi_stream_lazy_reclaim": AllocatorKey(
-        "torch_npu", _flag, _TRUE, "none: blocks in use by other streams are polled"
-    ),
-    "release_lock_on_npumalloc": AllocatorKey(
-        "torch_npu", _flag, _TRUE, "none: the pool chooses when its lock is held"
-    ),
-    "throw_on_npumalloc_oom": AllocatorKey(
-        "torch_npu", _flag, _TRUE, "none: a failed allocation raises `torch.OutOfMemoryError`"
-    ),
-    "pin_memory_expandable_segments": AllocatorKey("torch_npu", _flag, _TRUE, _PINNED),
-    "pinned_mem_register": AllocatorKey("torch_npu", _flag, _TRUE, _PINNED),
-    "pinned_reserve_segment_size_mb": AllocatorKey(
-        "torch", _whole(0), "a whole number of at least 0", _PINNED
-    ),
-    "pinned_max_round_threshold_mb": AllocatorKey(
-        "torch", _whole(0), "a whole number of at least 0", _PINNED
-    ),
-    "pinned_max_cached_size_mb": AllocatorKey(
-        "torch", _whole(0), "a whole number of at least 0", _PINNED
-    ),
-    "pinned_use_background_threads": AllocatorKey("torch", _flag, _TRUE, _PINNED),
-    "backend": AllocatorKey(
-        "CUDA",
-        _one_of("native", "cudaMallocAsync"),
-        "native or cudaMallocAsync",
-        "none: swapkit's pool replaces both",
-        usual="native",
-    ),
-    **dict.fromkeys(
-        ("release_lock_on_cudamalloc", "release_lock_on_hipmalloc"),
-        AllocatorKey("CUDA", _flag, _TRUE, "none: the pool chooses when its lock is held"),
-    ),
-    "throw_on_cudamalloc_oom": AllocatorKey(
-        "CUDA", _flag, _TRUE, "none: a failed allocation raises `torch.OutOfMemoryError`"
-    ),
-    "graph_capture_record_stream_reuse": AllocatorKey(
-        "CUDA", _flag, _TRUE, "none: graphs need torch's own allocator"
-    ),
-    **dict.fromkeys(
-        ("pinned_use_cuda_host_register", "pinned_use_hip_host_register", "pinned_free_catch_all"),
-        AllocatorKey("CUDA", _flag, _TRUE, _PINNED),
-    ),
-    "pinned_num_register_threads": AllocatorKey(
-        "CUDA", _power_of_two(128), "a power of 2 of at most 128", _PINNED
-    ),
-}
+_FITS, _PLACED = "none: the best fit is chosen", "none: blocks start at multiples of 512 bytes"
+_POLLED = "none: blocks in use by other streams are polled"
+_GRAPHS = "none: graphs need torch's own allocator"
+_BACKEND = "none: swapkit's pool replaces both"
+_BYTES, _ANY_BOOL = "a number of bytes, at least 0", "true, 1, false or 0"
+_NPU = "torch_npu"
+_ROWS = (
+    ("max_split_size_mb", "torch", "a whole number above 20", _SPLIT, "max_split_bytes"),
+    (_THRESHOLD, "torch", "a number above 0 and below 1", _GARBAGE, _THRESHOLD),
+    ("expandable_segments", "torch", _BOOL, _SEGMENTS, "expandable_segments"),
+    ("roundup_power2_divisions", "torch", _DIVISIONS, _ROUNDED, "roundup_divisions"),
+    ("per_process_memory_fraction", "torch", "a number from 0 to 1", _FRACTION, "memory_fraction"),
+    ("page_size", _NPU, "1g", _PAGES, "page_policy", "", "npu"),
+    ("default_lc_threshold", "MindSpeed", _BYTES, _LIFETIMES, "short_lived_bytes"),
+    ("open_memory_optimize", "MindSpeed", _ANY_BOOL, _LIFETIMES, "optimizes_lifetimes"),
+    ("max_non_split_rounding_mb", "torch", "a whole number of at least 20", _FITS),
+    ("large_segment_size_mb", "torch", "a whole number above 10", _GROWS),
+    ("segment_size_mb", _NPU, "a whole number from 20 to 512", _GROWS),
+    ("base_addr_aligned_kb", _NPU, "a whole number from 0 to 16", _PLACED),
+    ("multi_stream_lazy_reclaim", _NPU, _BOOL, _POLLED),
+    ("release_lock_on_npumalloc", _NPU, _BOOL, _LOCK),
+    ("throw_on_npumalloc_oom", _NPU, _BOOL, _RAISES),
+    ("pin_memory_expandable_segments", _NPU, _BOOL, _PINNED),
+    ("pinned_mem_register", _NPU, _BOOL, _PINNED),
+    ("pinned_reserve_segment_size_mb", "torch", _COUNT, _PINNED),
+    ("pinned_max_round_threshold_mb", "torch", _COUNT, _PINNED),
+    ("pinned_max_cached_size_mb", "torch", _COUNT, _PINNED),
+    ("pinned_use_background_threads", "torch", _BOOL, _PINNED),
+    ("backend", "CUDA", "native or cudaMallocAsync", _BACKEND, "", "native"),
+    ("release_lock_on_cudamalloc", "CUDA", _BOOL, _LOCK),
+    ("release_lock_on_hipmalloc", "CUDA", _BOOL, _LOCK),
+    ("throw_on_cudamalloc_oom", "CUDA", _BOOL, _RAISES),
+    ("graph_capture_record_stream_reuse", "CUDA", _BOOL, _GRAPHS),
+    ("pinned_use_cuda_host_register", "CUDA", _BOOL, _PINNED),
+    ("pinned_use_hip_host_register", "CUDA", _BOOL, _PINNED),
+    ("pinned_free_catch_all", "CUDA", _BOOL, _PINNED),
+    ("pinned_num_register_threads", "CUDA", "a power of 2 of at most 128", _PINNED),
+)
+KEYS = {name: AllocatorKey(*columns) for name, *columns in _ROWS}
 
 
 def format_keys() -> str:
@@ -363,8 +248,8 @@ def parse_allocator_settings(
         if known is None:
             raise InvalidArgument(f"{variable}: unknown key {key!r}; keys: {', '.join(KEYS)}")
         try:
-            parsed = known.parse(value)
-        except (ValueError, KeyError):
+            parsed = _READERS.get(key, partial(read_value, known.accepted))(value)
+        except ValueError:
             raise InvalidArgument(f"{variable}: {key}:{value}: expected {known.accepted}") from None
         if known.field:
             values[known.field] = parsed
@@ -384,3 +269,8 @@ def report_settings(settings: AllocatorSettings) -> None:
 
 
 _FORM = "expected key:value,key:value"
+# Of keys whose values mean more than their text.
+_READERS: dict[str, Callable[[str], Value]] = {
+    "max_split_size_mb": lambda text: MIB * int(read_value("a whole number above 20", text)),
+    "roundup_power2_divisions": parse_divisions,
+}

@@ -19,76 +19,78 @@ from swapkit.config.incompatibilities import check_pairs, list_idle
 from swapkit.config.settings import CORE_ATTENTION, LAYER_INPUT, LayerPart, Settings
 from swapkit.config.smart_swap import read_smart_swap, swap_policy_config
 from swapkit.errors import InvalidArgument
+from swapkit.units import MIB
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from swapkit.config.smart_swap import SmartSwapConfig, SmartSwapSource
 
-MIB = 1 << 20
 PROFILE_STEPS, LEAST_PROFILE_STEPS = 10, 5
 SWAP_TIMES = 16
 SWAP_MODULES = "input_norm,self_attention,post_attention_norm"
 RECOMPUTE_TYPES = ("mlp", "self_attention", "layer")
-_ON: dict[str, Any] = {"action": "store_true"}
-_NUMBER: dict[str, Any] = {"type": int, "default": None, "metavar": "N"}
-_TEXT: dict[str, Any] = {"type": str, "default": None}
 
 
 def _gigabytes(text: str) -> float:
     return float("inf") if text == "all" else float(text)
 
 
+def _on(description: str | None = None) -> dict[str, Any]:
+    return {"action": "store_true", "help": description}
+
+
+def _value(
+    default: Any = None,  # noqa: ANN401 - of the flag's type
+    metavar: str | None = None,
+    description: str | None = None,
+    kind: Callable[[str], Any] = str,
+    **options: object,
+) -> dict[str, Any]:
+    shown = {"metavar": metavar, "help": description}
+    return {"type": kind, "default": default, **shown, **options}
+
+
+_LAYERS = _value(None, "N", kind=int)
+_PLANNED = "memory to plan for; 0 or less: all memory of the device"
+_PROFILED = "steps to measure before planning"
+_SWAPPED = "the modules of a layer whose saved tensors --swap-attention swaps"
 FLAGS: dict[str, dict[str, Any]] = {
-    "adaptive-recompute-device-swap": {**_ON, "help": "plan which layers to recompute"},
-    "adaptive-recompute-device-size": {
-        **_NUMBER,
-        "default": -1,
-        "metavar": "MB",
-        "help": "memory to plan for; 0 or less: all memory of the device",
-    },
-    "adaptive-recompute-profiling-step": {
-        **_NUMBER,
-        "default": PROFILE_STEPS,
-        "help": "steps to measure before planning",
-    },
-    "adaptive-memory-optimization": {**_ON, "help": "plan what to recompute and what to swap"},
-    "smart-swap": {**_ON, "help": "plan what is swapped"},
-    "smart-swap-config": {**_TEXT, "metavar": "FILE", "help": "settings, as YAML or JSON"},
-    "swap-attention": {**_ON, "help": "swap the saved tensors of attention"},
-    "swap-modules": {
-        **_TEXT,
-        "default": SWAP_MODULES,
-        "metavar": "NAMES",
-        "help": "the modules of a layer whose saved tensors --swap-attention swaps",
-    },
-    "swap-layer-input": {**_ON, "help": "swap the inputs of recomputed layers"},
-    "swap-optimizer": {**_ON, "help": "keep optimizer states on the host between steps"},
-    "swap-optimizer-times": {**_NUMBER, "default": SWAP_TIMES},
-    "virtual-optimizer": {"type": _gigabytes, "nargs": "+", "default": None, "metavar": "GB"},
-    "memory-fragmentation": {**_ON, "help": "same as MEMORY_FRAGMENTATION=1"},
-    "recompute-granularity": {"choices": ("full", "selective"), "default": None},
-    "recompute-method": {"choices": ("uniform", "block"), "default": None},
-    "recompute-num-layers": _NUMBER,
-    "recompute-activation-function": _ON,
-    "recompute-activation-function-num-layers": _NUMBER,
-    "recompute-norm": _ON,
-    "recompute-norm-num-layers": _NUMBER,
-    "enable-recompute-layers-per-pp-rank": _ON,
-    "recompute-in-bubble": _ON,
-    "recompute-in-advance": _ON,
-    "moe-adaptive-recompute-activation": _ON,
-    "moe-adaptive-recompute-activation-scale": {"type": float, "default": 2.0},
-    "automated-pipeline": _ON,
-    "save-memory-ratio": {"type": float, "default": 0.20},
-    "num-layer-list": _TEXT,
-    "recompute-module-list": {**_TEXT, "help": "modules to recompute in each pipeline stage"},
-    "recompute-type": {**_NUMBER, "default": 2, "help": "0: mlp, 1: attention, 2: layer"},
-    "compress-dense": {"choices": ("disable", "level0", "level1"), "default": "disable"},
-    "compress-activation": {"type": str, "default": ""},
-    "compress-optimizer": _ON,
-    "reuse-fp32-param": _ON,
+    "adaptive-recompute-device-swap": _on("plan which layers to recompute"),
+    "adaptive-recompute-device-size": _value(-1, "MB", _PLANNED, int),
+    "adaptive-recompute-profiling-step": _value(PROFILE_STEPS, "N", _PROFILED, int),
+    "adaptive-memory-optimization": _on("plan what to recompute and what to swap"),
+    "smart-swap": _on("plan what is swapped"),
+    "smart-swap-config": _value(None, "FILE", "settings, as YAML or JSON"),
+    "swap-attention": _on("swap the saved tensors of attention"),
+    "swap-modules": _value(SWAP_MODULES, "NAMES", _SWAPPED),
+    "swap-layer-input": _on("swap the inputs of recomputed layers"),
+    "swap-optimizer": _on("keep optimizer states on the host between steps"),
+    "swap-optimizer-times": _value(SWAP_TIMES, "N", kind=int),
+    "virtual-optimizer": _value(None, "GB", kind=_gigabytes, nargs="+"),
+    "memory-fragmentation": _on("same as MEMORY_FRAGMENTATION=1"),
+    "recompute-granularity": _value(choices=("full", "selective")),
+    "recompute-method": _value(choices=("uniform", "block")),
+    "recompute-num-layers": _LAYERS,
+    "recompute-activation-function": _on(),
+    "recompute-activation-function-num-layers": _LAYERS,
+    "recompute-norm": _on(),
+    "recompute-norm-num-layers": _LAYERS,
+    "enable-recompute-layers-per-pp-rank": _on(),
+    "recompute-in-bubble": _on(),
+    "recompute-in-advance": _on(),
+    "moe-adaptive-recompute-activation": _on(),
+    "moe-adaptive-recompute-activation-scale": _value(2.0, kind=float),
+    "automated-pipeline": _on(),
+    "save-memory-ratio": _value(0.20, kind=float),
+    "num-layer-list": _value(),
+    "recompute-module-list": _value(None, None, "modules to recompute in each pipeline stage"),
+    "recompute-type": _value(2, "N", "0: mlp, 1: attention, 2: layer", int),
+    "compress-dense": _value("disable", choices=("disable", "level0", "level1")),
+    "compress-activation": _value(""),
+    "compress-optimizer": _on(),
+    "reuse-fp32-param": _on(),
 }
 _PLAN = "--adaptive-memory-optimization plans what to recompute and swap"
 _SPLIT = "swapkit does not spread layers over stages; use torch.distributed.pipelining"
@@ -104,6 +106,25 @@ WITHOUT_COUNTERPART = {
     "compress-activation": f"{_PACK}; use --swap-attention or --recompute-granularity",
     "compress-optimizer": f"{_PACK}; use --swap-optimizer",
     "reuse-fp32-param": "swapkit shares no copies of parameters; --swap-optimizer swaps the states",
+}
+
+
+FINE_ROLES = {
+    "recompute-activation-function": ("activation_function",),
+    "recompute-norm": ("input_norm", "post_attention_norm"),
+}
+_ADAPTIVE = ("adaptive-recompute-device-swap", "adaptive-recompute-device-size")
+# Features of the incompatibility table that one flag asks for.
+FEATURES = {
+    "adaptive memory": "adaptive-memory-optimization",
+    "smart swap": "smart-swap",
+    "swap attention": "swap-attention",
+    "swap optimizer": "swap-optimizer",
+    "activation recompute": "recompute-activation-function",
+    "norm recompute": "recompute-norm",
+    "recompute in bubble": "recompute-in-bubble",
+    "recompute in advance": "recompute-in-advance",
+    "reuse of fp32 parameters": "reuse-fp32-param",
 }
 
 
@@ -153,29 +174,31 @@ def from_arguments(
     """
     flags = _Flags(args)
     environment = read_environment(variables)
-    fragmentation = flags["memory-fragmentation"] or environment.memory_fragmentation
+    fragmentation = bool(flags["memory-fragmentation"] or environment.memory_fragmentation)
     check_pairs(_list_features(flags, fragmentation=fragmentation))
-    _warn_of_foreign(flags)
-    size_mb = flags["adaptive-recompute-device-size"]
-    chosen = _read_smart_swap(flags, smart_swap)
+    for name, instead in WITHOUT_COUNTERPART.items():
+        if flags.is_set(name):
+            _warn(f"--{name} has no effect: {instead}")
+    size_mb = flags[_ADAPTIVE[1]]
+    if smart_swap is None:
+        smart_swap = flags["smart-swap-config"] or swap_policy_config
+    chosen = read_smart_swap(smart_swap) if flags["smart-swap"] else None
     total = train_iters if train_iters is not None else getattr(args, "train_iters", None)
-    profile_steps = None if chosen is None else chosen.warmup_step
-    if _is_adaptive(flags):
-        profile_steps = _read_profile_steps(flags, total)
-    limit_bytes = None if chosen is None else chosen.limit_bytes
-    searches = bool(flags["adaptive-recompute-device-swap"])
+    searches = bool(flags[_ADAPTIVE[0]])
     settings = Settings(
         policy=_choose_policy(flags),
-        limit_bytes=size_mb * MIB if size_mb > 0 else limit_bytes,
+        limit_bytes=size_mb * MIB if size_mb > 0 else getattr(chosen, "limit_bytes", None),
         is_fixed_limit=size_mb > 0 and not searches,
         searches_threshold=searches,
-        profile_steps=profile_steps,
-        search_steps=None if chosen is None else chosen.search_steps,
+        profile_steps=_read_profile_steps(flags, total)
+        if _is_adaptive(flags)
+        else getattr(chosen, "warmup_step", None),
+        search_steps=getattr(chosen, "search_steps", None),
         min_swap_bytes=environment.min_swap_bytes,
         document=(*_list_recomputed(flags), *_list_swapped(flags)),
         counts_per_stage=bool(flags["enable-recompute-layers-per-pp-rank"]),
         swap_optimizer=_swaps_optimizer(flags, chosen),
-        memory_fragmentation=bool(fragmentation),
+        memory_fragmentation=fragmentation,
         bind_cpus=bool(flags["adaptive-memory-optimization"]),
         smart_swap=chosen,
     )
@@ -192,13 +215,10 @@ class _Flags:
         self._args = args
 
     def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - of the flag's type
-        options = FLAGS[name]
-        default = False if options.get("action") == "store_true" else options["default"]
-        return getattr(self._args, name.replace("-", "_"), default)
+        return getattr(self._args, name.replace("-", "_"), FLAGS[name].get("default", False))
 
     def is_set(self, name: str) -> bool:
-        options = FLAGS[name]
-        return bool(self[name]) and self[name] != options.get("default")
+        return bool(self[name]) and self[name] != FLAGS[name].get("default")
 
     def count(self, name: str, *, least: int = 0) -> int | None:
         """Return the value of a flag that is a number of layers."""
@@ -211,44 +231,21 @@ class _Flags:
 
 
 def _is_adaptive(flags: _Flags) -> bool:
-    swap, size_mb = flags["adaptive-recompute-device-swap"], flags["adaptive-recompute-device-size"]
-    return bool(swap or size_mb > 0)
+    return bool(flags[_ADAPTIVE[0]] or flags[_ADAPTIVE[1]] > 0)
 
 
 def _list_features(flags: _Flags, *, fragmentation: bool) -> dict[str, str]:
     """Return the requested features of the incompatibility table, each with its flag."""
-    swap = flags["adaptive-recompute-device-swap"]
     granularity, method = flags["recompute-granularity"], flags["recompute-method"]
-    by_flag = flags["memory-fragmentation"]
+    memory = "--memory-fragmentation" if flags["memory-fragmentation"] else "MEMORY_FRAGMENTATION=1"
     asked = {
-        "adaptive recompute": (
-            _is_adaptive(flags),
-            "--adaptive-recompute-device-" + ("swap" if swap else "size"),
-        ),
-        "memory fragmentation": (
-            fragmentation,
-            "--memory-fragmentation" if by_flag else "MEMORY_FRAGMENTATION=1",
-        ),
-        "full recompute": (granularity == "full", "--recompute-granularity full"),
-        "selective recompute": (granularity == "selective", "--recompute-granularity selective"),
-        "recompute method": (
-            method is not None and granularity != "full",
-            f"--recompute-method {method}",
-        ),
+        "adaptive recompute": _is_adaptive(flags) and f"--{_ADAPTIVE[not flags[_ADAPTIVE[0]]]}",
+        "memory fragmentation": fragmentation and memory,
+        f"{granularity} recompute": granularity and f"--recompute-granularity {granularity}",
+        "recompute method": granularity != "full" and method and f"--recompute-method {method}",
     }
-    by_name = {
-        "adaptive memory": "adaptive-memory-optimization",
-        "smart swap": "smart-swap",
-        "swap attention": "swap-attention",
-        "swap optimizer": "swap-optimizer",
-        "activation recompute": "recompute-activation-function",
-        "norm recompute": "recompute-norm",
-        "recompute in bubble": "recompute-in-bubble",
-        "recompute in advance": "recompute-in-advance",
-        "reuse of fp32 parameters": "reuse-fp32-param",
-    }
-    asked |= {feature: (flags.is_set(name), f"--{name}") for feature, name in by_name.items()}
-    return {feature: text for feature, (is_asked, text) in asked.items() if is_asked}
+    asked |= {feature: flags.is_set(name) and f"--{name}" for feature, name in FEATURES.items()}
+    return {feature: text for feature, text in asked.items() if text}
 
 
 def _choose_policy(flags: _Flags) -> str | None:
@@ -275,60 +272,49 @@ def _read_profile_steps(flags: _Flags, train_iters: int | None) -> int:
     return steps
 
 
-def _warn_of_foreign(flags: _Flags) -> None:
-    for name, instead in WITHOUT_COUNTERPART.items():
-        if flags.is_set(name):
-            _warn(f"--{name} has no effect: {instead}")
-
-
 # ---- actions for parts of layers ----------------------------------------------------------------
 
 
 def _list_recomputed(flags: _Flags) -> list[LayerPart]:
-    part = _choose_granularity(flags)
-    first = part.layers if part is not None and part.role == "layer" else None
-    fine = _list_fine(flags, first if isinstance(first, int) else 0)
-    return [*([] if part is None else [part]), *fine, *_list_stored(flags)]
+    parts = _choose_granularity(flags)
+    first = next((part.layers for part in parts if part.role == "layer"), None)
+    return [
+        *parts,
+        *_list_fine(flags, first if isinstance(first, int) else 0),
+        *_list_stored(flags),
+    ]
 
 
-def _choose_granularity(flags: _Flags) -> LayerPart | None:
+def _choose_granularity(flags: _Flags) -> list[LayerPart]:
     granularity = flags["recompute-granularity"]
     count = flags.count("recompute-num-layers", least=1)
     if flags["swap-attention"] and count is not None:
-        return LayerPart(action="recompute", role="mlp", layers=count)
+        return [LayerPart(action="recompute", role="mlp", layers=count)]
     if granularity == "full":
-        return _whole_layers(flags["recompute-method"], count)
+        return [_whole_layers(flags["recompute-method"], count)]
     if not flags["swap-attention"]:
         for name in ("recompute-method", "recompute-num-layers"):
             if flags[name] is not None:
                 _warn(f"--{name} has no effect without --recompute-granularity full")
-    return (
-        LayerPart(action="recompute", role=CORE_ATTENTION) if granularity == "selective" else None
-    )
+    is_core = granularity == "selective"
+    return [LayerPart(action="recompute", role=CORE_ATTENTION)] if is_core else []
 
 
 def _whole_layers(method: str | None, count: int | None) -> LayerPart:
     """Return the layers of a method: `block`: the first `count`, `uniform`: all, in groups."""
-    if method == "uniform":
-        return LayerPart(action="recompute", role="layer", group=count or 1)
-    return LayerPart(action="recompute", role="layer", layers=count)
+    counted = {"group": count or 1} if method == "uniform" else {"layers": count}
+    return LayerPart(action="recompute", role="layer", **counted)  # type: ignore[arg-type]
 
 
 def _list_fine(flags: _Flags, first: int) -> list[LayerPart]:
     """Return the activation functions and norms in the layers after the fully recomputed ones."""
-    roles = {
-        "recompute-activation-function": ("activation_function",),
-        "recompute-norm": ("input_norm", "post_attention_norm"),
-    }
-    parts = []
-    for name, named in roles.items():
-        count = flags.count(f"{name}-num-layers")
-        if flags[name]:
-            parts += [
-                LayerPart(action="recompute", role=role, layers=count, first=first)
-                for role in named
-            ]
-    return parts
+    counts = {name: flags.count(f"{name}-num-layers") for name in FINE_ROLES}
+    return [
+        LayerPart(action="recompute", role=role, layers=counts[name], first=first)
+        for name, roles in FINE_ROLES.items()
+        if flags[name]
+        for role in roles
+    ]
 
 
 def _list_stored(flags: _Flags) -> list[LayerPart]:
@@ -369,13 +355,6 @@ def _list_swapped(flags: _Flags) -> list[LayerPart]:
         else:
             _warn("--swap-layer-input has no effect without --recompute-granularity full")
     return parts
-
-
-def _read_smart_swap(flags: _Flags, source: SmartSwapSource) -> SmartSwapConfig | None:
-    file = flags["smart-swap-config"]
-    if flags["smart-swap"]:
-        return read_smart_swap((file or swap_policy_config) if source is None else source)
-    return None
 
 
 def _swaps_optimizer(flags: _Flags, smart_swap: SmartSwapConfig | None) -> bool:

@@ -1,8 +1,8 @@
-"""Features that exclude each other, pairs that only MindSpeed refuses, and flags that need others.
+"""Features that exclude each other, and flags that need others.
 
 A pair that MindSpeed's documents name as exclusive raises, even where both could hold: a user who
-sets both expects an error, not a guess about which one holds. `COMPATIBLE` lists other pairs that
-MindSpeed's code refuses, each with the reason why swapkit accepts it.
+sets both expects an error, not a guess about which one holds. Other pairs that MindSpeed's code
+refuses are accepted; the tests list them, each with the reason.
 
 Source:
     MindSpeed: the documents of adaptive selective recomputation and of adaptive memory
@@ -11,8 +11,7 @@ Source:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from swapkit.errors import InvalidArgument
 
@@ -20,9 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
-    """Two features, and the reason why they exclude each other (in `COMPATIBLE`: why not)."""
+class Pair(NamedTuple):
+    """Two features, and the reason why they exclude each other."""
 
     first: str
     second: str
@@ -34,89 +32,33 @@ _BY_HAND = f"{_PLANS}, so omit the second, or choose everything by hand and omit
 _ONE_PLAN = "only one of them can plan a step, so omit one"
 _BUBBLE = f"{_PLANS}, at every point of the schedule, so omit the second"
 _FRAGMENTS = "both would install their own allocator; swapkit's pool does the work of either"
+_METHOD = "a method selects which layers to recompute in full"
+_CHOSEN = ("full recompute", "selective recompute", "recompute method", "swap attention")
+_FINE = ("activation recompute", "norm recompute")
 
-INCOMPATIBLE = (
-    Pair(first="adaptive recompute", second="full recompute", reason=_BY_HAND),
-    Pair(first="adaptive recompute", second="selective recompute", reason=_BY_HAND),
-    Pair(first="adaptive recompute", second="recompute method", reason=_BY_HAND),
-    Pair(first="adaptive recompute", second="activation recompute", reason=_BY_HAND),
-    Pair(first="adaptive recompute", second="norm recompute", reason=_BY_HAND),
-    Pair(first="adaptive recompute", second="swap attention", reason=_BY_HAND),
-    Pair(first="adaptive recompute", second="recompute in bubble", reason=_BUBBLE),
-    Pair(first="adaptive recompute", second="recompute in advance", reason=_BUBBLE),
-    Pair(first="adaptive recompute", second="adaptive memory", reason=_ONE_PLAN),
-    Pair(first="adaptive recompute", second="smart swap", reason=_ONE_PLAN),
-    Pair(first="adaptive recompute", second="memory fragmentation", reason=_FRAGMENTS),
-    Pair(first="adaptive memory", second="full recompute", reason=_BY_HAND),
-    Pair(first="adaptive memory", second="selective recompute", reason=_BY_HAND),
-    Pair(first="adaptive memory", second="recompute method", reason=_BY_HAND),
-    Pair(first="adaptive memory", second="swap attention", reason=_BY_HAND),
-    Pair(first="adaptive memory", second="recompute in bubble", reason=_BUBBLE),
-    Pair(first="adaptive memory", second="smart swap", reason=_ONE_PLAN),
-    Pair(first="adaptive memory", second="memory fragmentation", reason=_FRAGMENTS),
-    Pair(
-        first="selective recompute",
-        second="recompute method",
-        reason="a method selects which layers to recompute in full",
-    ),
+INCOMPATIBLE = tuple(
+    Pair(first, second, reason)
+    for first, reason, seconds in (
+        ("adaptive recompute", _BY_HAND, (*_CHOSEN, *_FINE)),
+        ("adaptive recompute", _BUBBLE, ("recompute in bubble", "recompute in advance")),
+        ("adaptive recompute", _ONE_PLAN, ("adaptive memory", "smart swap")),
+        ("adaptive recompute", _FRAGMENTS, ("memory fragmentation",)),
+        ("adaptive memory", _BY_HAND, _CHOSEN),
+        ("adaptive memory", _BUBBLE, ("recompute in bubble",)),
+        ("adaptive memory", _ONE_PLAN, ("smart swap",)),
+        ("adaptive memory", _FRAGMENTS, ("memory fragmentation",)),
+        ("selective recompute", _METHOD, ("recompute method",)),
+    )
+    for second in seconds
 )
-# Pairs that MindSpeed's code refuses, or its documents leave open, and swapkit accepts.
-COMPATIBLE = (
-    Pair(
-        first="adaptive memory",
-        second="activation recompute",
-        reason="the plan respects the user's choice",
-    ),
-    Pair(
-        first="adaptive memory",
-        second="norm recompute",
-        reason="the plan respects the user's choice",
-    ),
-    Pair(
-        first="adaptive memory",
-        second="recompute in advance",
-        reason="swapkit warns that it recomputes nothing in advance",
-    ),
-    Pair(
-        first="selective recompute",
-        second="activation recompute",
-        reason="both are choices for different parts of a layer",
-    ),
-    Pair(
-        first="selective recompute",
-        second="norm recompute",
-        reason="both are choices for different parts of a layer",
-    ),
-    Pair(
-        first="smart swap",
-        second="memory fragmentation",
-        reason="one pool serves both",
-    ),
-    Pair(
-        first="swap attention",
-        second="recompute in bubble",
-        reason="swapkit warns that without a plan nothing is recomputed in bubbles",
-    ),
-    Pair(
-        first="swap optimizer",
-        second="reuse of fp32 parameters",
-        reason="swapkit warns that it reuses nothing",
-    ),
-)
-
-
 # Flags that only tune a feature, and the flags that switch it on.
-TUNES = {
+_RECOMPUTES = ("recompute-granularity", "recompute-activation-function", "recompute-norm")
+TUNES: dict[str, tuple[str, ...]] = {
     "adaptive-recompute-profiling-step": (
         "adaptive-recompute-device-swap",
         "adaptive-recompute-device-size",
     ),
-    "enable-recompute-layers-per-pp-rank": (
-        "recompute-granularity",
-        "recompute-activation-function",
-        "recompute-norm",
-        "swap-attention",
-    ),
+    "enable-recompute-layers-per-pp-rank": (*_RECOMPUTES, "swap-attention"),
     "moe-adaptive-recompute-activation-scale": ("moe-adaptive-recompute-activation",),
     "recompute-activation-function-num-layers": ("recompute-activation-function",),
     "recompute-norm-num-layers": ("recompute-norm",),
@@ -149,9 +91,9 @@ def check_pairs(asked: Mapping[str, str]) -> None:
         InvalidArgument: two features exclude each other; names all such pairs, with reasons.
     """
     found = [
-        f"{asked[pair.first]} and {asked[pair.second]} exclude each other: {pair.reason}"
-        for pair in INCOMPATIBLE
-        if pair.first in asked and pair.second in asked
+        f"{asked[first]} and {asked[second]} exclude each other: {reason}"
+        for first, second, reason in INCOMPATIBLE
+        if first in asked and second in asked
     ]
     if found:
         raise InvalidArgument("; ".join(found))
