@@ -17,15 +17,16 @@ import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from swapkit.config.values import read_value, read_variable
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 CONF, COUNT = "CPU_AFFINITY_CONF", "CPU_BINDING_NUM"
 OFF = 0
-MODES = 3
 TORCH_NPUS_OWN = ("lazy_bind", "npu_affine", "force")
-_DEVICE = re.compile(r"npu([0-9]{1,2})")
-_CPUS = re.compile(r"([0-9]{1,6})(?:-([0-9]{1,6}))?")
+_MODE = re.compile(r"mode(?::(.*))?|([0-9]+)")
+_CPUS = re.compile(r"npu([0-9]{1,2}):([0-9]{1,6})(?:-([0-9]{1,6}))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,63 +66,39 @@ def read_cpu_affinity(variables: Mapping[str, str]) -> CpuAffinity:
         (1, [0, 1, 2, 8], True)
     """
     text = variables.get(CONF, "").strip()
-    mode = _read_mode(text) if text else None
-    ranges = _read_ranges(text)
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    mode = _read_mode(text, parts) if text else None
+    ranges = _read_ranges(text, parts)
     if mode == OFF and ranges:
         _warn(f"{CONF}={text!r} is off: begin it with the mode, as in {CONF}=1,npu0:0-3")
-    return CpuAffinity(mode=mode, ranges=ranges, cpus_per_device=_read_count(variables))
+    count = read_variable(variables, COUNT, "a number of CPUs of at least 1", None)
+    return CpuAffinity(mode=mode, ranges=ranges, cpus_per_device=count)
 
 
-def _read_mode(text: str) -> int:
+def _read_mode(text: str, parts: Sequence[str]) -> int:
     """Return the first mode of the text, as torch_npu does; none, or an invalid one: off."""
-    for part in text.split(","):
-        name, colon, value = part.strip().partition(":")
-        mode = value if name == "mode" else name
-        if name != "mode" and (colon or not _is_number(name)):
-            continue
-        if _is_number(mode) and int(mode) < MODES:
-            return int(mode)
-        _warn(f"{CONF}={text!r}: {part.strip()}: expected a number from 0 to 2, as in mode:1")
-        return OFF
+    for found in filter(None, map(_MODE.fullmatch, parts)):
+        try:
+            return int(read_value("a whole number from 0 to 2", found[1] or found[2] or ""))
+        except ValueError:
+            _warn(f"{CONF}={text!r}: {found[0]}: expected a number from 0 to 2, as in mode:1")
+            return OFF
     return OFF
 
 
-def _read_ranges(text: str) -> dict[int, frozenset[int]]:
+def _read_ranges(text: str, parts: Sequence[str]) -> dict[int, frozenset[int]]:
     ranges: dict[int, frozenset[int]] = {}
-    for part in text.split(","):
-        name, colon, value = part.strip().partition(":")
-        is_mode = name == "mode" or (not colon and _is_number(name))
-        if not part.strip() or is_mode or name in TORCH_NPUS_OWN:
+    for part in parts:
+        if _MODE.fullmatch(part) or part.partition(":")[0] in TORCH_NPUS_OWN:
             continue
-        device, cpus = _DEVICE.fullmatch(name), _read_range(value)
-        if device is None or not cpus:
-            _warn(f"{CONF}={text!r}: ignoring {part.strip()!r}: expected npuN:FIRST-LAST")
+        found = _CPUS.fullmatch(part)
+        cpus = range(int(found[2]), int(found[3] or found[2]) + 1) if found else ()
+        if found is None or not cpus:
+            _warn(f"{CONF}={text!r}: ignoring {part!r}: expected npuN:FIRST-LAST")
             continue
-        index = int(device[1])
-        ranges[index] = ranges.get(index, frozenset()) | cpus
+        index = int(found[1])
+        ranges[index] = ranges.get(index, frozenset()).union(cpus)
     return ranges
-
-
-def _read_range(text: str) -> frozenset[int]:
-    """Return the CPUs of a range; none: it is invalid, or ends before it begins."""
-    found = _CPUS.fullmatch(text)
-    if found is None:
-        return frozenset()
-    return frozenset(range(int(found[1]), int(found[2] or found[1]) + 1))
-
-
-def _read_count(variables: Mapping[str, str]) -> int | None:
-    text = variables.get(COUNT, "").strip()
-    if not text:
-        return None
-    if not _is_number(text) or int(text) == 0:
-        _warn(f"{COUNT}={text!r}: expected a number of CPUs of at least 1; ignoring it")
-        return None
-    return int(text)
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdecimal()
 
 
 def _warn(text: str) -> None:

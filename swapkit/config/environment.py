@@ -24,37 +24,30 @@ import logging
 import os
 import re
 import sys
-import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TextIO
+from functools import partial
+from typing import TYPE_CHECKING
 
 from swapkit.config.cpu_affinity import NO_AFFINITY, CpuAffinity, read_cpu_affinity
-from swapkit.texts import get_logger
+from swapkit.config.values import read_variable
 from swapkit.units import parse_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
-    _StreamHandler = logging.StreamHandler[TextIO]
-else:
-    _StreamHandler = logging.StreamHandler  # has no type arguments in Python 3.10
-
-_log = get_logger(__name__)
 # Smaller storages are never moved: a transfer costs more than the memory is worth.
 MIN_SWAP_BYTES = 1024
 # Indexed by SWAP_LOG_LEVEL.
 LOG_LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
 _TASKS = re.compile(r"(\d{1,9})(?:\(x(\d{1,9})\))?")
 ALL_RANKS = -1
-MOST_RANKS = 1 << 20
+_STITCHED = ("vmmDefragment", "reuseLimit", "fragLimit", "reAlloc", "defragLevel", "autoGC")
+_MEMORY_STATISTIC = "MS_MEMORY_STATISTIC"
 # Variables of MindSpeed and MindSpore that are accepted but have no effect, and the reason.
 WITHOUT_MEANING = {
     "ADAPTIVE_RECOMPUTING": "it installed the original's allocator; call swapkit.install()",
     **dict.fromkeys(
-        (
-            *("vmmDefragment", "reuseLimit", "fragLimit", "reAlloc"),
-            *("defragLevel", "autoGC", "gc_thresh"),
-        ),
+        (*_STITCHED, "gc_thresh"),
         "they tune how free blocks are stitched together, which virtual memory makes unnecessary",
     ),
     **dict.fromkeys(
@@ -62,7 +55,7 @@ WITHOUT_MEANING = {
         "custom operators needed the original's library; swapkit's need only its headers",
     ),
     **dict.fromkeys(("ENABLE_LAZY_INLINE_NO_PIPELINE", "GLOG_v"), "they belong to MindSpore"),
-    "MS_MEMORY_STATISTIC": "it belongs to MindSpore; print swapkit.memory_summary() instead",
+    _MEMORY_STATISTIC: "it belongs to MindSpore; print swapkit.memory_summary() instead",
 }
 
 
@@ -88,24 +81,27 @@ class Environment:
 
 def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
     """Return the settings in force now."""
-    level = _choose(variables, "SWAP_LOG_LEVEL", range(len(LOG_LEVELS)), None)
-    rank = _choose(variables, "SWAP_LOG_RANK", range(ALL_RANKS, MOST_RANKS), ALL_RANKS)
+    read = partial(read_variable, variables)
+    of_least = partial(parse_bytes, name="MIN_SWAP_TENSOR_SIZE")
+    least = f"a number of at least {MIN_SWAP_BYTES}"
+    level = read("SWAP_LOG_LEVEL", "a number from 0 to 4", None)
+    local = _number(variables, "LOCAL_WORLD_SIZE")
     return Environment(
-        min_swap_bytes=_read(variables, "MIN_SWAP_TENSOR_SIZE", _bytes, MIN_SWAP_BYTES),
-        swap_size_multiple=_read(variables, "SWAP_SIZE_MULTIPLE", int, 1),
-        memory_fragmentation=_choose(variables, "MEMORY_FRAGMENTATION", range(2), 0) == 1,
+        min_swap_bytes=read("MIN_SWAP_TENSOR_SIZE", least, MIN_SWAP_BYTES, of_least),
+        swap_size_multiple=read("SWAP_SIZE_MULTIPLE", "a number of at least 1", 1),
+        memory_fragmentation=read("MEMORY_FRAGMENTATION", "a number from 0 to 1", 0) == 1,
         log_level=None if level is None else LOG_LEVELS[level],
-        log_rank=ALL_RANKS if rank is None else rank,
+        log_rank=read("SWAP_LOG_RANK", "a number from -1 to 1048575", ALL_RANKS),
         rank=_number(variables, "RANK"),
-        local_processes=max(1, _number(variables, "LOCAL_WORLD_SIZE")),
-        node_processes=_number(variables, "LOCAL_WORLD_SIZE") or _read_slurm(variables),
+        local_processes=max(1, local),
+        node_processes=local or _read_slurm(variables),
         cpu_affinity=read_cpu_affinity(variables),
     )
 
 
 def list_without_effect(variables: Mapping[str, str] = os.environ) -> Iterator[str]:
     """Yield a warning for the variable that asks MindSpore to print memory statistics."""
-    name = "MS_MEMORY_STATISTIC"
+    name = _MEMORY_STATISTIC
     if variables.get(name, "0").strip() not in {"", "0"}:
         yield f"{name}={variables[name]} has no effect: {WITHOUT_MEANING[name]}"
 
@@ -126,28 +122,25 @@ def _read_slurm(variables: Mapping[str, str]) -> int:
         return 0
     node = _number(variables, "SLURM_NODEID")
     for name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
-        parts = [_TASKS.fullmatch(part) for part in variables.get(name, "").split(",")]
+        texts = variables.get(name, "").split(",")
         nodes = 0
-        for part in parts:
+        for part in map(_TASKS.fullmatch, texts):
             if part is None:  # of another form: do not guess
                 break
             nodes += int(part[2] or 1)
-            if node < nodes or len(parts) == 1:
+            if node < nodes or len(texts) == 1:
                 return int(part[1])
     return 0
 
 
-class _OwnHandler(_StreamHandler):
+class _OwnHandler(logging.Handler):
     """Handler that writes to standard error while the program has no handlers of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.setFormatter(logging.Formatter("swapkit %(levelname)s: %(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
         if not logging.getLogger().handlers:
-            self.stream = sys.stderr  # may have been replaced since the last record
-            super().emit(record)
+            handler = logging.StreamHandler(sys.stderr)  # as it is now
+            handler.setFormatter(logging.Formatter("swapkit %(levelname)s: %(message)s"))
+            handler.emit(record)
 
 
 def apply_log_level(environment: Environment) -> None:
@@ -158,47 +151,7 @@ def apply_log_level(environment: Environment) -> None:
     if environment.log_level is None:
         return
     is_meant = environment.log_rank in {ALL_RANKS, environment.rank}
-    level = environment.log_level if is_meant else logging.CRITICAL + 1
     logger = logging.getLogger("swapkit")
-    logger.setLevel(level)
+    logger.setLevel(environment.log_level if is_meant else logging.CRITICAL + 1)
     if not any(isinstance(handler, _OwnHandler) for handler in logger.handlers):
         logger.addHandler(_OwnHandler())
-
-
-def _bytes(text: str) -> int:
-    return parse_bytes(text, name="MIN_SWAP_TENSOR_SIZE")
-
-
-def _read(variables: Mapping[str, str], name: str, parse: Callable[[str], int], least: int) -> int:
-    text = variables.get(name, "").strip()
-    if not text:
-        return least
-    try:
-        value = parse(text)
-    except ValueError:  # InvalidArgument is one
-        value = 0
-    if value < least:
-        warnings.warn(
-            f"{name}={text!r}: expected a number of at least {least}; using {least}", stacklevel=3
-        )
-    return max(value, least)
-
-
-def _choose(
-    variables: Mapping[str, str], name: str, accepted: range, default: int | None
-) -> int | None:
-    text = variables.get(name, "").strip()
-    if not text:
-        return default
-    try:
-        value = int(text)
-    except ValueError:
-        value = accepted.stop
-    if value not in accepted:
-        least, most = accepted.start, accepted.stop - 1
-        instead = "ignoring it" if default is None else f"using {default}"
-        warnings.warn(
-            f"{name}={text!r}: expected a number from {least} to {most}; {instead}", stacklevel=3
-        )
-        return default
-    return value

@@ -303,7 +303,7 @@ def _choose_granularity(flags: _Flags) -> list[LayerPart]:
 def _whole_layers(method: str | None, count: int | None) -> LayerPart:
     """Return the layers of a method: `block`: the first `count`, `uniform`: all, in groups."""
     counted = {"group": count or 1} if method == "uniform" else {"layers": count}
-    return LayerPart(action="recompute", role="layer", **counted)  # type: ignore[arg-type]
+    return LayerPart(action="recompute", role="layer", **counted)
 
 
 def _list_fine(flags: _Flags, first: int) -> list[LayerPart]:

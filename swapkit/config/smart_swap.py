@@ -10,18 +10,18 @@ Source:
 from __future__ import annotations
 
 import enum
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from swapkit.config.values import accepts
 from swapkit.config.yaml_documents import read_text, read_yaml
 from swapkit.errors import InvalidArgument
-from swapkit.units import parse_bytes
+from swapkit.units import MIB, parse_bytes
 
-MIB, GIB = 1 << 20, 1 << 30
+GIB = 1 << 30
 SmartSwapSource: TypeAlias = "str | os.PathLike[str] | Mapping[str, object] | object"
 
 
@@ -170,25 +170,21 @@ class SwapPolicyConfig:
 # Scripts written for MindSpeed edit this object; --smart-swap uses it unless given other settings.
 swap_policy_config = SwapPolicyConfig()
 
-SIZES = frozenset(
-    {
-        *("swap_bucket_size", "reduction_memory", "target_memory", "redundant_memory"),
-        *("adjust_memory", "tensor_size_filter", "tensor_size_thresh"),
-    }
+SIZES = (
+    *("swap_bucket_size", "reduction_memory", "target_memory", "redundant_memory"),
+    *("adjust_memory", "tensor_size_filter", "tensor_size_thresh"),
 )
-WEIGHTS = frozenset({"size_coverage_weight", "adjust_size_coverage_weight", "adjust_step_duration"})
-# Minimum and maximum, both included.
-RANGES: dict[str, tuple[float, float]] = {
-    "num_attn_layers_per_stage": (1, math.inf),
-    "warmup_step": (1, math.inf),
-    "stable_step": (1, math.inf),
-    "op_diff_thresh": (0, 1),
-    "swap_bucket_size": (-math.inf, math.inf),
-    "target_memory": (1, math.inf),
-    "D2H_bandwidth": (1, math.inf),
-    "H2D_bandwidth": (1, math.inf),
-    "print_level": (0, 2),
-    "print_rank": (-1, math.inf),
+WEIGHTS = ("size_coverage_weight", "adjust_size_coverage_weight", "adjust_step_duration")
+POSITIVE = ("num_attn_layers_per_stage", "warmup_step", "stable_step", "target_memory")
+# What a field accepts, if not a number of at least 0 of its type.
+ACCEPTED = {
+    **dict.fromkeys(WEIGHTS, "a number of at least 0"),
+    **dict.fromkeys(POSITIVE, "a whole number of at least 1"),
+    **dict.fromkeys(("D2H_bandwidth", "H2D_bandwidth"), "a number of at least 1"),
+    "op_diff_thresh": "a number from 0 to 1",
+    "swap_bucket_size": "a whole number",
+    "print_level": "a whole number from 0 to 2",
+    "print_rank": "a whole number of at least -1",
 }
 # Fields of older versions: swapkit measures or knows their values.
 FORMER_FIELDS = frozenset({"rank", "bandwidth_arg", "tensor_freq_thresh"})
@@ -217,12 +213,10 @@ def read_smart_swap(source: SmartSwapSource = None) -> SmartSwapConfig:
     else:  # an object has all settings, set explicitly or not
         values = vars(source)
     known = set(_DEFAULTS)
-    unknown = sorted(str(name) for name in set(values) - known - FORMER_FIELDS)
+    unknown = ", ".join(sorted(str(name) for name in set(values) - known - FORMER_FIELDS))
     if unknown:
-        raise InvalidArgument(
-            f"SmartSwap has no field {', '.join(unknown)}; its fields are "
-            f"{', '.join(sorted(known))}"
-        )
+        fields_here = ", ".join(sorted(known))
+        raise InvalidArgument(f"SmartSwap has no field {unknown}; its fields are {fields_here}")
     chosen: dict[str, Any] = {name: value for name, value in values.items() if name in known}
     is_whole = set(chosen) == known
     return SmartSwapConfig(**chosen, named=frozenset() if is_whole else frozenset(chosen))
@@ -245,28 +239,18 @@ def _convert(name: str, default: object, value: object) -> object:
     """Return a field's value converted to the field's type."""
     if isinstance(default, SwapPolicyPref):
         return _find_preference(value)
+    usual = "a whole number" if isinstance(default, int) else "a number"
+    words = ACCEPTED.get(name, f"{usual} of at least 0")
     if isinstance(default, (bool, str)):
-        if not isinstance(value, type(default)):
-            raise InvalidArgument(f"{name}={value!r}: expected a {type(default).__name__}")
-        return value
-    if name in SIZES and isinstance(value, str):
+        words = f"a {type(default).__name__}"
+        is_valid = isinstance(value, type(default))
+    elif name in SIZES and isinstance(value, str):
         return parse_bytes(value, name=name)
-    return _check_number(name, value, whole=isinstance(default, int) and name not in WEIGHTS)
-
-
-def _check_number(name: str, value: object, *, whole: bool) -> object:
-    kind = int if whole else (int, float)
-    least, most = RANGES.get(name, (0, math.inf))
-    if isinstance(value, bool) or not isinstance(value, kind) or not least <= value <= most:
-        what = "whole number" if whole else "number"
-        raise InvalidArgument(f"{name}={value!r}: expected a {what} {_describe(least, most)}")
+    else:
+        is_valid = accepts(words, value)
+    if not is_valid:
+        raise InvalidArgument(f"{name}={value!r}: expected {words}")
     return value
-
-
-def _describe(least: float, most: float) -> str:
-    if most != math.inf:
-        return f"from {least} to {most}"
-    return "" if least == -math.inf else f"of at least {least}"
 
 
 def _find_preference(value: object) -> SwapPolicyPref:

@@ -8,6 +8,13 @@ from __future__ import annotations
 import math
 import operator
 import re
+import warnings
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+_Default = TypeVar("_Default", bound="int | None")
 
 _COMPARES = {
     **dict.fromkeys(("from", "at least"), operator.ge),
@@ -16,19 +23,18 @@ _COMPARES = {
     "below": operator.lt,
 }
 _LIMIT = re.compile(rf"\b({'|'.join(_COMPARES)}) (-?\d+)")
-_KINDS = {"a number": (int, float), "a whole number": int, "a power of 2": int}
+_NUMBERS = ("a number", "a whole number", "a power of 2")
 _BOOLS = {"true": True, "1": True, "false": False, "0": False}
 
 
 def accepts(words: str, value: object) -> bool:
     """Return whether a value is a number as described; True and False are none."""
-    kind = next((kind for name, kind in _KINDS.items() if words.startswith(name)), ())
-    return (
-        isinstance(value, kind)
-        and not isinstance(value, bool)
-        and all(_COMPARES[word](value, int(limit)) for word, limit in _LIMIT.findall(words))
-        and (not words.startswith("a power") or (value > 0 and not value & (value - 1)))
-    )
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    is_inside = all(_COMPARES[word](value, int(limit)) for word, limit in _LIMIT.findall(words))
+    is_power = isinstance(value, int) and value > 0 and not value & (value - 1)
+    is_kind = {"number": True, "whole": isinstance(value, int), "power": is_power}
+    return is_inside and is_kind[words.split()[1]]
 
 
 def read_value(words: str, text: str) -> int | float | bool | str:
@@ -41,7 +47,7 @@ def read_value(words: str, text: str) -> int | float | bool | str:
         >>> read_value("a whole number from 20 to 512", "64"), read_value("True or False", "True")
         (64, True)
     """
-    if not words.startswith(tuple(_KINDS)):
+    if not words.startswith(_NUMBERS):
         if text in re.split(", | or ", words):
             return _BOOLS.get(text.lower(), text)
     elif words.startswith("a number") or text.isdecimal():  # `int` accepts signs and underscores
@@ -49,3 +55,32 @@ def read_value(words: str, text: str) -> int | float | bool | str:
         if value != math.inf and accepts(words, value):
             return value
     raise ValueError(text)
+
+
+def read_variable(
+    variables: Mapping[str, str],
+    name: str,
+    words: str,
+    default: _Default,
+    parse: Callable[[str], int] = int,
+) -> int | _Default:
+    """Return the number that a variable is; if it is none as described, the default and a warning.
+
+    Args:
+        variables: the environment.
+        name: the variable.
+        words: describe the numbers that are accepted.
+        default: used if the variable is empty or invalid; None: nothing is.
+        parse: reads the number.
+    """
+    text = variables.get(name, "").strip()
+    try:
+        value = parse(text) if text else None
+    except ValueError:  # InvalidArgument is one
+        value = None
+    if value is not None and accepts(words, value):
+        return value
+    if text:
+        instead = "ignoring it" if default is None else f"using {default}"
+        warnings.warn(f"{name}={text!r}: expected {words}; {instead}", stacklevel=3)
+    return default
