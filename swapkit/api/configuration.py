@@ -18,10 +18,9 @@ from swapkit._runtime.user_choices.wrapping import carry_marks, end_part, make_p
 from swapkit.api.choice_table import choices
 from swapkit.api.targets import match_modules
 from swapkit.config.environment import list_without_effect, read_environment
-from swapkit.config.mindformers.documents import read_document
+from swapkit.config.mindformers.documents import check_rules, read_document
 from swapkit.config.mindformers.layer_actions import settle
 from swapkit.config.mindformers.patterns import find
-from swapkit.config.mindformers.rules import check_rules
 from swapkit.config.mindformers.selections import Indices, ModelInputs, is_whole, lay_out
 from swapkit.errors import InvalidArgument
 from swapkit.registry import Choice, Collectives, Exclude, Recompute, Source, Swap

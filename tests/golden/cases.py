@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swapkit.config.mindformers.documents import Document
-from swapkit.config.mindformers.layer_actions import LayerActions, settle
-from swapkit.config.mindformers.recomputation import Flavour, settle_recomputation
-from swapkit.config.mindformers.rules import check_rules
-from swapkit.config.mindformers.sections import RecomputeConfig, SwapConfig
+from swapkit.config.mindformers.documents import Document, RecomputeConfig, SwapConfig, check_rules
+from swapkit.config.mindformers.layer_actions import (
+    Flavour,
+    LayerActions,
+    settle,
+    settle_recomputation,
+)
 from swapkit.config.mindformers.selections import Layout
 
 if TYPE_CHECKING:

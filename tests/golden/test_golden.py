@@ -11,8 +11,12 @@ from collections import Counter
 
 import pytest
 
-from swapkit.config.mindformers.documents import Document, read_document
-from swapkit.config.mindformers.sections import RecomputeConfig, SwapConfig
+from swapkit.config.mindformers.documents import (
+    Document,
+    RecomputeConfig,
+    SwapConfig,
+    read_document,
+)
 from swapkit.errors import WrongKey, WrongType
 from tests.golden.accidents import check_accident, find_accident
 from tests.golden.cases import Case, load, read_sections, run

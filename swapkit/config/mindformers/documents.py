@@ -11,7 +11,8 @@ A document is a YAML or JSON file, a mapping, or an instance of a dataclass. It 
 All other keys are ignored; `WITHOUT_EFFECT` gives the reason for keys in MindFormers' examples.
 
 Source:
-    MindFormers, `TransformerRecomputeConfig`, `TransformerSwapConfig` and the template of its YAML.
+    MindFormers, `TransformerRecomputeConfig`, `TransformerSwapConfig`, the template of its YAML,
+    and `check_rules`.
 """
 
 from __future__ import annotations
@@ -19,31 +20,239 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from swapkit.config.mindformers.log_lines import LogLine, warning
-from swapkit.config.mindformers.sections import RecomputeConfig, SwapConfig, check_bool
-from swapkit.config.mindformers.selections import ModelInputs, is_whole
+from swapkit.config.mindformers.selections import (
+    LogLine,
+    ModelInputs,
+    is_list_of,
+    is_whole,
+    warning,
+)
 from swapkit.config.yaml_documents import read_text, read_yaml
-from swapkit.errors import WrongKey, WrongType
+from swapkit.errors import InvalidConfiguration, WrongKey, WrongType
 from swapkit.texts import printable
 from swapkit.units import show
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from swapkit.config.mindformers.selections import Layout
 
-Section = TypeVar("Section", RecomputeConfig, SwapConfig)
+Section = TypeVar("Section", bound="_Section")
 
-SECTIONS = ("recompute_config", "swap_config")
 # Keys of `context`, and the reason why they have no effect.
 WITHOUT_EFFECT = {
     "memory_optimize_level": "it applies only to MindSpore's static graphs",
 }
 ALIKE = 0.75  # similarity (of 1) from which a key counts as a misspelt section
+
+# ---- swap entries --------------------------------------------------------------------------------
+#
+# The two lists of a `swap_config`, `layer_swap` and `op_swap`, checked and normalised.
+
+# Swapped if neither list is given: attention, in every layer.
+DEFAULT_OPERATOR = r".*\.flash_attention"
+_ENTRY_KEYS = {
+    "layer_swap": "the keys 'backward_prefetch' and 'layers'",
+    "op_swap": "the keys 'op_name', 'backward_prefetch' and 'layers'",
+}
+
+
+class SwapEntry(NamedTuple):
+    """Layers and their prefetch distance in operators, not yet checked."""
+
+    backward_prefetch: object
+    layers: object
+
+
+class SwapEntries(NamedTuple):
+    """Entries for whole layers and for each operator pattern; the first that fits holds."""
+
+    op_swap: dict[str, tuple[SwapEntry, ...]]
+    layer_swap: tuple[SwapEntry, ...] = ()
+
+
+def _list_mappings(key: str, value: object) -> Sequence[Mapping[str, object]]:
+    entries = [] if value is None else [value] if isinstance(value, Mapping) else value
+    if not isinstance(entries, (list, tuple)):
+        raise InvalidConfiguration(f"{key} must be a list or dict, or None, but got {value!r}")
+    for index, entry in enumerate(entries):
+        if not isinstance(entry, Mapping):
+            expected = f"expected a mapping with {_ENTRY_KEYS[key]}"
+            raise WrongType(f"{key}[{index}]={entry!r}: {expected}")
+    return entries
+
+
+def _group_by_name(
+    entries: Sequence[Mapping[str, object]],
+) -> dict[str, list[Mapping[str, object]]]:
+    """Return the entries of each pattern, in the order in which the patterns first appear."""
+    groups: dict[str, list[Mapping[str, object]]] = {}
+    for index, entry in enumerate(entries):
+        named = {key: entry.get(key) for key in ("layers", "backward_prefetch")}
+        for name in _read_names(index, entry):
+            groups.setdefault(name, []).append(named)
+    return groups
+
+
+def _read_names(index: int, entry: Mapping[str, object]) -> Sequence[str]:
+    if "op_name" not in entry:
+        advice = f"'op_name' is missing; give {_ENTRY_KEYS['op_swap']}"
+        raise WrongKey(f"op_swap[{index}]={dict(entry)}: {advice}")
+    names = [entry["op_name"]] if isinstance(entry["op_name"], str) else entry["op_name"]
+    is_list = isinstance(names, (list, tuple))
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+        accepted = (
+            "list must contain only strings" if is_list else "must be a string, list, or tuple"
+        )
+        raise InvalidConfiguration(
+            f"Invalid op_swap configuration at index {index}: {dict(entry)}. 'op_name' {accepted}."
+        )
+    return names
+
+
+def _normalise(mode: str, entries: Sequence[Mapping[str, object]]) -> tuple[SwapEntry, ...]:
+    """Check and return the entries of one list; an entry for all layers replaces them all."""
+    read: list[SwapEntry] = []
+    differing = False
+    for index, entry in enumerate(entries):
+        made = SwapEntry(entry.get("backward_prefetch"), entry.get("layers"))
+        _check_layers(mode, made.layers)
+        before = read[-1].backward_prefetch if read else None
+        differing = differing or (before is not None and before != made.backward_prefetch)
+        read.append(made)
+        if differing and any(each.layers is True for each in read):
+            raise InvalidConfiguration(
+                f"Invalid {mode} configuration at index {index}: {dict(entry)}. Inconsistent "
+                "'backward_prefetch' values. If one entry has 'layers: True', give all entries "
+                "the same value"
+            )
+        if "backward_prefetch" not in entry:
+            advice = "'backward_prefetch' is missing; give a number of at least 1"
+            raise WrongKey(f"{mode}[{index}]={dict(entry)}: {advice}")
+    if any(each.layers is True for each in read):
+        return (SwapEntry(read[0].backward_prefetch, layers=True),)
+    return tuple(read)
+
+
+def _check_layers(mode: str, layers: object) -> None:
+    is_list = isinstance(layers, (list, tuple))
+    if isinstance(layers, bool) or _are_indices(layers):
+        return
+    if isinstance(layers, (list, tuple)) and all(map(_are_indices, layers)):
+        return
+    accepted = "list of ints or list of lists of ints" if is_list else "list, tuple, or bool"
+    raise InvalidConfiguration(
+        f"Invalid {mode} configuration: {layers!r}. Expected 'layers' to be a {accepted}."
+    )
+
+
+def _are_indices(value: object) -> bool:
+    return isinstance(value, (list, tuple)) and all(map(is_whole, value))
+
+
+# ---- sections ------------------------------------------------------------------------------------
+#
+# The two sections of a document, as dataclasses that users may also create.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Section:
+    def __post_init__(self) -> None:
+        for each in dataclasses.fields(self):
+            if each.type == "bool":
+                check_bool(each.name, getattr(self, each.name))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecomputeConfig(_Section):
+    """The section `recompute_config`.
+
+    Args:
+        recompute: layers to recompute as a whole. With swap off: a bool, the number of first layers
+            for each stage, or a row of such numbers for each chunk; a number may be a bool. With
+            swap on: a bool, or a list of layer indices.
+        select_recompute: modules and operators to recompute: a list of patterns, or a mapping of
+            patterns to layers, given as for `recompute`; or only layers, for the default patterns.
+        select_comm_recompute: the same for operators whose communication is repeated.
+        select_recompute_exclude: operators not to recompute; there are no default patterns.
+        select_comm_recompute_exclude: operators whose communication is not repeated.
+        parallel_optimizer_comm_recompute: whether weights are gathered again.
+        mp_comm_recompute: whether collectives inside a recomputed region run again.
+        recompute_slice_activation: whether a recomputed layer's kept input is sliced over ranks.
+
+    Raises:
+        WrongType: one of the last three is not a bool.
+    """
+
+    recompute: object = False
+    select_recompute: object = False
+    select_comm_recompute: object = False
+    select_recompute_exclude: object = False
+    select_comm_recompute_exclude: object = False
+    parallel_optimizer_comm_recompute: bool = False
+    mp_comm_recompute: bool = True
+    recompute_slice_activation: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwapConfig(_Section):
+    """The section `swap_config`.
+
+    Args:
+        swap: whether to swap; if False, the other keys are only checked.
+        default_prefetch: prefetch distance, in operators, of the default strategy, which swaps
+            attention in every layer.
+        layer_swap: layers to swap, a list of `{backward_prefetch, layers}`. None: none.
+        op_swap: operators to swap, a list of `{op_name, backward_prefetch, layers}`. None: none; if
+            both are None, the default strategy holds.
+
+    Raises:
+        InvalidConfiguration: a value has the wrong form.
+        WrongType: `swap` is not a bool, or an entry is not a mapping.
+        WrongKey: an entry lacks a key.
+    """
+
+    swap: bool = False
+    default_prefetch: object = 1
+    layer_swap: object = None
+    op_swap: object = None
+
+    def __post_init__(self) -> None:
+        _Section.__post_init__(self)
+        self.read_entries()
+
+    def read_entries(self) -> SwapEntries:
+        """Return the two lists, or the default strategy, in normal form."""
+        if self.layer_swap is None and self.op_swap is None:
+            return SwapEntries({DEFAULT_OPERATOR: (SwapEntry(self.default_prefetch, layers=True),)})
+        return SwapEntries(
+            layer_swap=_normalise("layer_swap", _list_mappings("layer_swap", self.layer_swap)),
+            op_swap={
+                name: _normalise(f"op_swap: {name}", entries)
+                for name, entries in _group_by_name(_list_mappings("op_swap", self.op_swap)).items()
+            },
+        )
+
+
+SECTIONS: dict[str, type[RecomputeConfig | SwapConfig]] = {
+    "recompute_config": RecomputeConfig,
+    "swap_config": SwapConfig,
+}
+
+
+def check_bool(key: str, value: object) -> None:
+    """Raise `WrongType` if the value of a key is not a bool."""
+    if not isinstance(value, bool):
+        advice = f"It is {value!r}; give True or False"
+        raise WrongType(f"The '{key}' must be a bool, but got {type(value).__name__}. {advice}")
+
+
+# ---- documents -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,8 +317,9 @@ def _check_spelling(sections: Mapping[str, Any]) -> None:
     for key in sections:
         meant = difflib.get_close_matches(str(key), SECTIONS, n=1, cutoff=ALIKE)
         if key not in SECTIONS and meant:
-            message = f"The document has the key {show(key)}; the section is named {meant[0]!r}"
-            raise WrongKey(message)
+            raise WrongKey(
+                f"The document has the key {show(key)}; the section is named {meant[0]!r}"
+            )
 
 
 def _as_mapping(source: object) -> Mapping[str, Any]:
@@ -118,11 +328,10 @@ def _as_mapping(source: object) -> Mapping[str, Any]:
     if dataclasses.is_dataclass(source) and not isinstance(source, type):
         return {item.name: getattr(source, item.name) for item in dataclasses.fields(source)}
     if not isinstance(source, Mapping):
-        message = (
+        raise WrongType(
             f"A configuration document is a mapping of sections, but got {show(source)}; pass "
             "a path, a mapping or a dataclass with 'recompute_config' and 'swap_config'"
         )
-        raise WrongType(message)
     return source
 
 
@@ -139,11 +348,12 @@ def _is_empty(section: object) -> bool:
 
 def _check_no_section(sections: Mapping[str, object]) -> None:
     """Raise if keys of a section are at the top level of the document."""
-    for name, kind in (("recompute_config", RecomputeConfig), ("swap_config", SwapConfig)):
+    for name, kind in SECTIONS.items():
         stray = [item.name for item in dataclasses.fields(kind) if item.name in sections]
         if stray:
-            message = f"The keys {stray} belong under {name!r}, not at the top of the document"
-            raise WrongKey(message)
+            raise WrongKey(
+                f"The keys {stray} belong under {name!r}, not at the top of the document"
+            )
 
 
 def _read_section(name: str, sections: Mapping[str, object], kind: type[Section]) -> Section:
@@ -153,18 +363,14 @@ def _read_section(name: str, sections: Mapping[str, object], kind: type[Section]
     if _is_empty(section):
         return kind()
     if not isinstance(section, Mapping) and not dataclasses.is_dataclass(section):
-        message = (
-            f"The config '{name}' must be a mapping of its keys, but got "
-            f"{type(section).__name__}: {show(section)}"
-        )
-        raise WrongType(message)
+        what = f"{type(section).__name__}: {show(section)}"
+        raise WrongType(f"The config '{name}' must be a mapping of its keys, but got {what}")
     values = _as_mapping(section)
     known = [item.name for item in dataclasses.fields(kind)]
     for key in values:
         if key not in known:
-            shown = printable(str(key))
-            message = f"The config '{name}' gets an unexpected key: {shown}. It takes {known}"
-            raise WrongKey(message)
+            shown = f"{printable(str(key))}. It takes {known}"
+            raise WrongKey(f"The config '{name}' gets an unexpected key: {shown}")
     return kind(**values)
 
 
@@ -207,5 +413,78 @@ def _read_whole(mapping: Mapping[str, object], key: str) -> int | None:
     value = mapping.get(key)
     if value is None or (isinstance(value, int) and is_whole(value)):
         return value
-    message = f"{key}={show(value)}: expected a whole number"
-    raise WrongType(message)
+    raise WrongType(f"{key}={show(value)}: expected a whole number")
+
+
+# ---- rules ---------------------------------------------------------------------------------------
+#
+# The checks that MindFormers' trainer makes before it builds a model.
+#
+# With swap on, the layers of a pattern may also be True, False or a tuple, as the documentation of
+# the keys says.
+
+LAYER_KEYS = ("recompute", "select_recompute", "select_comm_recompute")
+
+
+def check_rules(document: Document, layout: Layout) -> None:
+    """Check a document as MindFormers' trainer does; `LayerSetting` alone accepts more.
+
+    Args:
+        document: the document.
+        layout: the layout; only its `pipeline_stage` is used.
+
+    Raises:
+        InvalidConfiguration: a value breaks a rule.
+    """
+    swap, stages = document.swap, layout.pipeline_stage
+    for key in LAYER_KEYS:
+        value = getattr(document.recompute, key)
+        if swap.swap:
+            _check_indices(key, value)
+        elif is_list_of(value, int) and len(value) > stages:
+            raise InvalidConfiguration(
+                f"length of {key} should be equal or less than pipeline_stage number, but get "
+                f"length of {key} ({value}) > pp({stages})"
+            )
+    if not swap.swap:
+        return
+    kind = type(swap.default_prefetch)
+    _check_prefetch(
+        swap.default_prefetch,
+        "Type of default_prefetch must be int and value of it must be positive, "
+        f"but get {kind} and {swap.default_prefetch}.",
+    )
+    entries = swap.read_entries()
+    lists = {"layer_swap": entries.layer_swap}
+    lists |= {f"op_swap({name})": of_name for name, of_name in entries.op_swap.items()}
+    for key, prefetch, layers in (
+        (key, *entry) for key, of_key in lists.items() for entry in of_key
+    ):
+        _check_indices(f"{key}.layers", layers)
+        name = f"{key}.backward_prefetch"
+        must = f"Type of {name} must be int and the value of {name} must be positive"
+        _check_prefetch(prefetch, f"{must}, but get {prefetch}.")
+
+
+def _check_indices(key: str, value: object) -> None:
+    values = value.values() if isinstance(value, Mapping) else (value,)
+    wrong = [layers for layers in values if not isinstance(layers, (bool, list, tuple))]
+    if wrong:
+        must = f"Type of {key} must be bool, list or tuple"
+        tail = ""
+        if isinstance(value, Mapping):
+            must, tail = f"Layer info of {key} must be list", "; True and False are accepted too"
+        but = f"but get {type(wrong[0])}. It is {wrong[0]!r}"
+        raise InvalidConfiguration(f"{must} when enabling swap, {but}{tail}")
+    others = value if isinstance(value, (list, tuple)) else ()
+    for item in others:
+        if not isinstance(item, int):
+            raise InvalidConfiguration(
+                f"If the type of {key} is list or tuple, the type of element of it must be int, "
+                f"but get {type(item)}. It is {value!r}; give layer indices"
+            )
+
+
+def _check_prefetch(value: object, message: str) -> None:
+    if not isinstance(value, int) or value < 1:
+        raise InvalidConfiguration(message)

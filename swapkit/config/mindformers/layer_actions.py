@@ -1,4 +1,4 @@
-"""The actions of a document for each layer of a model.
+r"""The actions of a document for each layer of a model.
 
     document ── read_document ──► Document ─┐
     num_layers, offset, ... ──────► Layout ─┴─ settle ──► Settings ── actions ──► LayerActions
@@ -8,38 +8,290 @@ between several choices for one operator are resolved where the choices are appl
 recomputation, whole layers beat parts, recomputation beats swap, and the last swap holds.
 
 Source:
-    MindFormers, `LayerSetting`.
+    MindFormers, `LayerSetting` of its models ("legacy") and of its parallel core ("mcore");
+    recompute over swap: its description of mixed recomputation.
 """
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from swapkit.config.mindformers.log_lines import LogLine, info
 from swapkit.config.mindformers.patterns import (
     SEPARATOR,
-    LayerModule,
     Match,
     distinct,
     find,
+    is_alike,
     name_last,
 )
-from swapkit.config.mindformers.recomputation import (
-    EXCLUDE,
-    EXCLUDE_COMM,
-    SELECT,
-    SELECT_COMM,
-    Flavour,
-    RecomputedLayers,
-    settle_recomputation,
+from swapkit.config.mindformers.selections import (
+    Indices,
+    LayerSelection,
+    LogLine,
+    info,
+    is_list_of,
+    read_counts,
+    read_indices,
+    warning,
 )
-from swapkit.config.mindformers.swapping import Prefetch, Swapping, find_rule, settle_swapping
-from swapkit.errors import InvalidConfiguration
+from swapkit.errors import InvalidConfiguration, WrongType
 
 if TYPE_CHECKING:
-    from swapkit.config.mindformers.documents import Document
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from swapkit.config.mindformers.documents import (
+        Document,
+        RecomputeConfig,
+        SwapConfig,
+        SwapEntry,
+    )
+    from swapkit.config.mindformers.patterns import LayerModule
     from swapkit.config.mindformers.selections import LayerPlace, Layout
+
+# ---- recomputation -------------------------------------------------------------------------------
+#
+# Normal form of a `recompute_config`.
+
+# Patterns and their layers, in the order in which the patterns apply.
+Patterns: TypeAlias = dict[str, LayerSelection]
+
+
+class Flavour(enum.Enum):
+    """The MindFormers implementation to follow."""
+
+    LEGACY = "legacy"  # all keys
+    MCORE = "mcore"  # other default patterns; neither exclusions nor swap
+
+
+SELECT, SELECT_COMM = "select_recompute", "select_comm_recompute"
+EXCLUDE, EXCLUDE_COMM = "select_recompute_exclude", "select_comm_recompute_exclude"
+# The keys of each flavour and their default patterns. Without a pattern an exclusion has none.
+DEFAULT_PATTERNS: dict[Flavour, dict[str, tuple[str, ...]]] = {
+    Flavour.LEGACY: {
+        SELECT: (r"feed_forward\.mul", r"feed_forward\.w1\.activation\.silu"),
+        SELECT_COMM: (r".*\.norm",),
+        EXCLUDE: (),
+        EXCLUDE_COMM: (),
+    },
+    Flavour.MCORE: {
+        SELECT: tuple(
+            rf"mlp\.{part}{operator}"
+            for part in (r"shared_experts\.", "")
+            for operator in ("mul", r"activation_func\.silu")
+        ),
+        SELECT_COMM: (r".*\.norm",),
+    },
+}
+PRIORITY = (
+    "The configuration of select_recompute_exclude and select_comm_recompute_exclude "
+    "have the highest priority."
+)
+
+
+class RecomputedLayers(NamedTuple):
+    """The layers recomputed as a whole, and the recomputed parts of the others."""
+
+    flavour: Flavour
+    by_index: bool  # swap is on: values are layer indices, and exclusions do not apply
+    slice_activation: bool | None  # None: `recompute` is not True, so the key does not apply
+    full: LayerSelection
+    patterns: dict[str, Patterns]  # by key
+    log_lines: tuple[LogLine, ...]
+
+
+def settle_recomputation(
+    config: RecomputeConfig, layout: Layout, *, flavour: Flavour, by_index: bool
+) -> RecomputedLayers:
+    """Normalise a `recompute_config`.
+
+    Args:
+        config: the section.
+        layout: stages and chunks that the counts refer to.
+        flavour: determines the keys, the default patterns and the log.
+        by_index: whether swap is on, so that values are layer indices.
+
+    Raises:
+        InvalidConfiguration: a value has a form that its key does not accept.
+        WrongStage: a value has more counts than the layout has stages.
+        WrongType: a pattern is not a text.
+        InvalidPattern: a pattern that is compared with others is not a valid regular expression.
+    """
+    count: Callable[..., LayerSelection] = partial(read_counts, layout=layout)
+    read = read_indices if by_index else count
+    full = read(config.recompute, key="recompute")
+    patterns = {
+        # Exclusions are counts per stage even while swap is on.
+        key: _read_patterns(
+            key, getattr(config, key), defaults, count if key in {EXCLUDE, EXCLUDE_COMM} else read
+        )
+        for key, defaults in DEFAULT_PATTERNS[flavour].items()
+    }
+    lines = [info(f"Formative layer_recompute: {full.printed}")]
+    if flavour is Flavour.LEGACY:
+        lines.append(info(PRIORITY))
+        for key in (SELECT, SELECT_COMM):
+            lines += _remove_excluded(key, patterns[key], patterns[f"{key}_exclude"])
+    for key, of_key in patterns.items():
+        printed = {pattern: layers.printed for pattern, layers in of_key.items()}
+        lines.append(info(f"Formative {key}: {printed}"))
+    slices = config.recompute_slice_activation if config.recompute is True else None
+    return RecomputedLayers(flavour, by_index, slices, full, patterns, tuple(lines))
+
+
+def _read_patterns(
+    key: str, value: object, defaults: Sequence[str], read: Callable[..., LayerSelection]
+) -> Patterns:
+    """Return the layers of each given pattern, or of the default patterns if none is given."""
+    if isinstance(value, Mapping):
+        for pattern in value:
+            if not isinstance(pattern, str):
+                raise WrongType(f"{key}: the pattern {pattern!r} is not a string; quote it")
+        return {name: read(layers, key=f"{key}({name})") for name, layers in value.items()}
+    names = value if is_list_of(value, str) else defaults
+    return {pattern: read(value, key=key) for pattern in names}
+
+
+def _remove_excluded(key: str, select: Patterns, exclude: Patterns) -> Iterator[LogLine]:
+    """Remove the first pattern that resembles each excluded pattern, for all layers."""
+    for pattern in exclude:
+        like = next((other for other in select if is_alike(pattern, other)), None)
+        if like is not None:
+            del select[like]
+            yield info(
+                f"The pattern {like} in {key} conflicts with {key}_exclude and will be removed."
+            )
+
+
+# ---- swap ----------------------------------------------------------------------------------------
+#
+# Normal form of a `swap_config`, with warnings where a `recompute_config` makes it void. Runs of
+# blanks in the log lines are MindFormers'.
+
+# Prefetch distance in operators before the use; "Auto" is 1.
+Prefetch: TypeAlias = int | Literal["Auto"]
+
+
+class SwapRule(NamedTuple):
+    """Layers and their prefetch distance, which is checked when it is used."""
+
+    key: str
+    layers: Indices
+    backward_prefetch: object
+
+    @property
+    def printed(self) -> dict[str, object]:
+        """The rule as MindFormers prints it."""
+        return {"backward_prefetch": self.backward_prefetch, "layers": self.layers.printed}
+
+    def read_prefetch(self) -> Prefetch:
+        """Return the prefetch distance.
+
+        Raises:
+            InvalidConfiguration: it is negative, or a text other than "Auto".
+            WrongType: it is not a number.
+        """
+        value, kind = self.backward_prefetch, type(self.backward_prefetch).__name__
+        if value == "Auto":
+            return "Auto"
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+            return value
+        is_wrong_type = isinstance(value, bool) or not isinstance(value, (int, str))
+        text = f"int, but got '{kind}': {value}."
+        if isinstance(value, str):
+            text = f"'Auto' if it is str, but got '{value}'."
+        elif isinstance(value, int):
+            text = f"int and must >= 0, but got '{value}' with type '{kind}'."
+        raise (WrongType if is_wrong_type else InvalidConfiguration)(
+            f"The input value must be {text} {self.key} takes a whole number of at least 0, or "
+            "'Auto'"
+        )
+
+
+class Swapping(NamedTuple):
+    """Rules for whole layers and for each operator pattern; the first that fits holds."""
+
+    layer_swap: tuple[SwapRule, ...]
+    op_swap: dict[str, tuple[SwapRule, ...]]
+    log_lines: tuple[LogLine, ...]
+
+
+def settle_swapping(config: SwapConfig, recompute: RecomputeConfig) -> Swapping:
+    """Normalise a `swap_config` that is switched on.
+
+    Args:
+        config: the section.
+        recompute: the other section, with values already checked.
+
+    Raises:
+        InvalidConfiguration: the layers of an entry are neither a bool nor a flat list.
+    """
+    entries = config.read_entries()
+    layers = _read_rules("layer_swap", entries.layer_swap)
+    operators = {
+        name: _read_rules(f"op_swap({name})", of_name) for name, of_name in entries.op_swap.items()
+    }
+    printed = {name: [rule.printed for rule in rules] for name, rules in operators.items()}
+    lines = (
+        info(f"Formative layer swap: {[rule.printed for rule in layers]}"),
+        info(f"Formative op swap: {printed}"),
+        *map(warning, _list_conflicts(recompute, layers, operators)),
+    )
+    return Swapping(layers, operators, lines)
+
+
+def _read_rules(key: str, entries: Iterable[SwapEntry]) -> tuple[SwapRule, ...]:
+    return tuple(
+        SwapRule(f"{key}.backward_prefetch", read_indices(layers, key=f"{key}.layers"), prefetch)
+        for prefetch, layers in entries
+    )
+
+
+def _list_conflicts(
+    recompute: RecomputeConfig,
+    layer_swap: tuple[SwapRule, ...],
+    op_swap: dict[str, tuple[SwapRule, ...]],
+) -> Iterator[str]:
+    """Yield a warning for each swap that recomputation makes void, judging by names alone."""
+    full, select = recompute.recompute, recompute.select_recompute
+    nothing = "that are enabled swap do not work!"
+    if full is True:
+        yield f"All layers and ops {nothing}{' ' * 27}Because recompute = True."
+    elif is_list_of(full, int):
+        yield from _list_void("All", full, layer_swap, op_swap)
+    for name, layers in select.items() if isinstance(select, Mapping) else ():
+        if layers is True:
+            yield (
+                f"{name} operator in all layers that is enabled swap do not work!{' ' * 35}"
+                "Because it is enabled recompute."
+            )
+        elif is_list_of(layers, int):
+            yield from _list_void(name, layers, layer_swap, {name: op_swap.get(name, ())})
+
+
+def _list_void(
+    name: str,
+    layers: Iterable[int],
+    layer_swap: tuple[SwapRule, ...],
+    op_swap: dict[str, tuple[SwapRule, ...]],
+) -> Iterator[str]:
+    """Yield a warning for each rule for whole layers, and each operator, that has a layer."""
+    void = "is enabled swap do not work! Because it is enabled recompute."
+    for layer in layers:
+        for rule in layer_swap:
+            if rule.layers.has_layer(layer):
+                blanks = " " * (31 if rule.layers.everywhere else 35)
+                yield f"{name} operator in layer {layer} that{blanks}{void}"
+    for operator, rules in op_swap.items():
+        for layer in layers:
+            if any(rule.layers.has_layer(layer) for rule in rules):
+                yield f"{operator} operator in layer {layer} that{' ' * 35}{void}"
+
+
+# ---- actions -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,32 +336,33 @@ class NormalSettings:
             InvalidPattern: a pattern for the layer is not a valid regular expression.
         """
         place = self.layout.find_place(layer_id)
+        recomputation, swapping = self.recomputation, self.swapping
         lines: list[LogLine] = []
-        full = self.recomputation.full.covers(place)
+        full, slices = recomputation.full.covers(place), recomputation.slice_activation
         # MindFormers logs nothing where swap is on and every layer is recomputed.
-        if full and not (self.swapping and self.recomputation.slice_activation is not None):
+        if full and not (swapping and slices is not None):
             lines.append(info(f"Set full recompute at layer {layer_id}"))
-        targets = {
-            key: _find_targets(self.recomputation, key, place, layer, lines)
-            if _applies(self.recomputation, key, full=full)
-            else ()
-            for key in (SELECT, SELECT_COMM, EXCLUDE, EXCLUDE_COMM)
-        }
-        layer_swap = _swap_layer(self.swapping, place, lines)
-        op_swaps = _swap_operators(self.swapping, place, layer, lines)
+        targets: dict[str, tuple[Match, ...]] = dict.fromkeys(
+            (SELECT, SELECT_COMM, EXCLUDE, EXCLUDE_COMM), ()
+        )
+        for key in recomputation.patterns:
+            # Exclusions apply to fully recomputed layers, too, but not while swap is on.
+            if not (full if key in {SELECT, SELECT_COMM} else recomputation.by_index):
+                targets[key] = _find_targets(recomputation, key, place, layer, lines)
+        layer_swap = _swap_layer(swapping, place, lines)
         stage = place.stage + self.layout.first_stage
         return LayerActions(
             stage=stage,
             chunk=place.chunk,
-            pipeline_stage=None if self.swapping else stage,
+            pipeline_stage=None if swapping else stage,
             full=full,
-            slice_activation=self.recomputation.slice_activation if full else None,
+            slice_activation=slices if full else None,
             select=targets[SELECT],
             comm=targets[SELECT_COMM],
             select_exclude=targets[EXCLUDE],
             comm_exclude=targets[EXCLUDE_COMM],
             layer_swap=layer_swap,
-            op_swaps=op_swaps,
+            op_swaps=_swap_operators(swapping, place, layer, lines),
             log_lines=tuple(lines),
         )
 
@@ -133,8 +386,7 @@ def settle(
     """
     kinds = [kind.value for kind in Flavour]
     if flavour not in kinds:
-        message = f"flavour={flavour!r}: expected one of {kinds}"
-        raise InvalidConfiguration(message)
+        raise InvalidConfiguration(f"flavour={flavour!r}: expected one of {kinds}")
     swaps = document.swap.swap and flavour == "legacy"
     recomputation = settle_recomputation(
         document.recompute, layout, flavour=Flavour(flavour), by_index=swaps
@@ -144,19 +396,10 @@ def settle(
         layout=layout,
         recomputation=recomputation,
         swapping=swapping,
-        log_lines=(
-            *layout.log_lines,
-            *recomputation.log_lines,
-            *(swapping.log_lines if swapping else ()),
-        ),
+        log_lines=layout.log_lines
+        + recomputation.log_lines
+        + (swapping.log_lines if swapping else ()),
     )
-
-
-def _applies(recomputation: RecomputedLayers, key: str, *, full: bool) -> bool:
-    """Return whether the patterns of a key apply to a layer at all."""
-    if key in {SELECT, SELECT_COMM}:
-        return not full
-    return key in recomputation.patterns and not recomputation.by_index
 
 
 def _find_targets(
@@ -168,52 +411,41 @@ def _find_targets(
 ) -> tuple[Match, ...]:
     """Return the matches of a key's patterns in a layer, and append their log lines."""
     targets: list[Match] = []
-    names = []
+    names: list[str] = []
+    is_legacy = recomputation.flavour is Flavour.LEGACY
     for pattern, layers in recomputation.patterns[key].items():
-        if not layers.covers(place):
-            continue
-        matches = find(pattern, layer)
+        matches = find(pattern, layer) if layers.covers(place) else []
         if key != SELECT:
-            if recomputation.flavour is Flavour.LEGACY:
-                lines += [_reject_module(key, match) for match in matches if not match.operator]
+            modules = [match for match in matches if not match.operator]
+            lines += [_reject_module(key, match) for match in modules if is_legacy]
             matches = [match for match in matches if match.operator]
-        if matches:
-            targets += matches
-            names += name_last(matches)
+        targets += matches
+        names += name_last(matches)
     if names:
-        lines.append(
-            info(
-                f"Set {_name_action(recomputation, key)} at layer {place.layer}: {', '.join(names)}"
-            )
-        )
+        counted = is_legacy and not recomputation.by_index and key in {SELECT, SELECT_COMM}
+        action = key.replace("_", " ") + (" on" if counted else "")
+        lines.append(info(f"Set {action} at layer {place.layer}: {', '.join(names)}"))
     return tuple(distinct(targets))
 
 
-def _name_action(recomputation: RecomputedLayers, key: str) -> str:
-    name = "select comm recompute" if key in {SELECT_COMM, EXCLUDE_COMM} else "select recompute"
-    if key in {EXCLUDE, EXCLUDE_COMM}:
-        return f"{name} exclude"
-    counted = recomputation.flavour is Flavour.LEGACY and not recomputation.by_index
-    return f"{name} on" if counted else name
-
-
 def _reject_module(key: str, match: Match) -> LogLine:
-    kind = (
-        "communication recompute"
-        if key == SELECT_COMM
-        else "select recompute/comm_recompute exclude"
-    )
-    path = f"{'.'.join(match.path[:-1])}.{match.path[-1]}"
+    excludes = "select recompute/comm_recompute exclude"
+    kind = "communication recompute" if key == SELECT_COMM else excludes
     return info(
-        f"For {kind}, {path} is expected to be operation but got cell, "
-        "this configuration will not be effective."
+        f"For {kind}, {'.'.join(match.path[:-1])}.{match.path[-1]} is expected to be operation "
+        "but got cell, this configuration will not be effective."
     )
+
+
+def _find_rule(rules: Iterable[SwapRule], place: LayerPlace) -> SwapRule | None:
+    """Return the first rule that covers a layer."""
+    return next((rule for rule in rules if rule.layers.covers(place)), None)
 
 
 def _swap_layer(
     swapping: Swapping | None, place: LayerPlace, lines: list[LogLine]
 ) -> Prefetch | None:
-    rule = find_rule(swapping.layer_swap, place) if swapping else None
+    rule = _find_rule(swapping.layer_swap, place) if swapping else None
     if rule is None:
         return None
     prefetch = rule.read_prefetch()
@@ -228,7 +460,7 @@ def _swap_operators(
     swaps: list[tuple[Match, Prefetch]] = []
     names = []
     for pattern, rules in swapping.op_swap.items() if swapping else ():
-        rule = find_rule(rules, place)
+        rule = _find_rule(rules, place)
         matches = find(pattern, layer) if rule else []
         if rule and matches:
             prefetch = rule.read_prefetch()

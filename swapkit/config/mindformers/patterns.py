@@ -67,12 +67,7 @@ def find(pattern: str, layer: LayerModule) -> list[Match]:
     Raises:
         InvalidPattern: a component is not a valid regular expression.
     """
-    components = []
-    for component in _split(pattern):
-        try:
-            components.append(re.compile(component))
-        except PATTERN_ERRORS as error:
-            raise _no_expression(pattern, component, error) from error
+    components = [_compile(pattern, component) for component in _split(pattern)]
     return distinct(_walk(components, layer, ()))
 
 
@@ -98,7 +93,7 @@ def is_alike(pattern: str, other: str) -> bool:
     """
     ours, theirs = _split(pattern), _split(other)
     return len(ours) == len(theirs) and all(
-        _matches(pattern, mine, yours) or _matches(other, yours, mine)
+        _compile(pattern, mine).fullmatch(yours) or _compile(other, yours).fullmatch(mine)
         for mine, yours in zip(ours, theirs, strict=True)
     )
 
@@ -123,15 +118,11 @@ def _walk(
         yield Match(path=(*path, name), part=child)
 
 
-def _matches(pattern: str, component: str, text: str) -> bool:
+def _compile(pattern: str, component: str) -> re.Pattern[str]:
     try:
-        return re.fullmatch(component, text) is not None
+        return re.compile(component)
     except PATTERN_ERRORS as error:
-        raise _no_expression(pattern, component, error) from error
-
-
-def _no_expression(pattern: str, component: str, error: Exception) -> InvalidPattern:
-    return InvalidPattern(
-        f"The pattern {pattern!r}: {component!r} is not a valid regular expression "
-        rf"({error}); give one for each level of the module, separated by {SEPARATOR!r}"
-    )
+        raise InvalidPattern(
+            f"The pattern {pattern!r}: {component!r} is not a valid regular expression "
+            rf"({error}); give one for each level of the module, separated by {SEPARATOR!r}"
+        ) from error

@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard
 
-from swapkit.config.mindformers.log_lines import LogLine, info
 from swapkit.errors import InvalidArgument, InvalidConfiguration, WrongStage, WrongType
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     Offset: TypeAlias = int | Sequence[int] | Sequence[Sequence[int]]
+
+# ---- log lines -----------------------------------------------------------------------------------
+#
+# Log lines as values: the caller of the configuration decides where to log them.
+
+
+class LogLine(NamedTuple):
+    """A text and its `logging` level."""
+
+    level: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{logging.getLevelName(self.level)} - {self.text}"
+
+
+info, warning = partial(LogLine, logging.INFO), partial(LogLine, logging.WARNING)
 
 # ---- selections ----------------------------------------------------------------------------------
 #
@@ -32,21 +50,7 @@ COUNTS = (
 INDICES = "with swap on: True or False for all layers, or a flat list of layer indices"
 
 
-class LayerSelection(Protocol):
-    """A selection of a model's layers."""
-
-    def covers(self, place: LayerPlace) -> bool:
-        """Return whether the layer at a place is selected."""
-        ...
-
-    @property
-    def printed(self) -> object:
-        """The normal form as MindFormers prints it."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
+class Counts(NamedTuple):
     """The first layers of each slot, by count."""
 
     key: str
@@ -60,12 +64,11 @@ class Counts:
             WrongStage: there is no count for the slot of the layer.
         """
         if place.chunk >= len(self.rows) or place.stage >= len(self.rows[place.chunk]):
-            message = (
+            raise WrongStage(
                 f"{self.key}={self.given} has no count for layer {place.layer}, which is in chunk "
                 f"{place.chunk} of stage {place.stage}; give a row for each chunk, with a count "
                 "for each stage"
             )
-            raise WrongStage(message)
         return 0 <= place.index < self.rows[place.chunk][place.stage]
 
     @property
@@ -74,21 +77,27 @@ class Counts:
         return as_lists(self.rows)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Indices:
+class Indices(NamedTuple):
     """Layers by index, as given; `everywhere` selects all layers."""
 
     layers: tuple[int, ...] = ()
     everywhere: bool = False
 
+    def has_layer(self, layer: int) -> bool:
+        """Return whether a layer is selected."""
+        return self.everywhere or layer in self.layers
+
     def covers(self, place: LayerPlace) -> bool:
         """Return whether the layer at a place is selected."""
-        return self.everywhere or place.layer in self.layers
+        return self.has_layer(place.layer)
 
     @property
     def printed(self) -> object:
         """The normal form as MindFormers prints it."""
         return True if self.everywhere else list(self.layers)
+
+
+LayerSelection: TypeAlias = Counts | Indices
 
 
 def read_indices(value: object, *, key: str) -> Indices:
@@ -99,7 +108,7 @@ def read_indices(value: object, *, key: str) -> Indices:
     """
     if isinstance(value, bool):
         return Indices(everywhere=value)
-    if isinstance(value, (list, tuple)) and all(isinstance(item, int) for item in value):
+    if is_list_of(value, int):
         return Indices(layers=tuple(value))
     raise _illegal(value, key, INDICES)
 
@@ -116,86 +125,68 @@ def read_counts(value: object, layout: Layout, *, key: str) -> Counts:
         InvalidConfiguration: the value has another form, or a negative count for a stage.
         WrongStage: the value has more rows or columns than the layout.
     """
-    if isinstance(value, bool):
-        rows = layout.table if value else _zeros(layout)
-    elif not isinstance(value, (list, tuple)):
-        raise _illegal(value, key, COUNTS)
-    elif all(isinstance(item, int) for item in value):
+    if value is False:
+        rows: Table = ((0,) * layout.stages,) * layout.chunks
+    elif is_list_of(value, int):
         rows = _spread_stages(value, layout, key)
-    elif all(isinstance(item, str) for item in value):
-        rows = layout.table  # names of operators, without counts: all layers
-    else:
+    elif value is True or is_list_of(value, str):
+        rows = layout.table  # names of operators are without counts: all layers
+    elif isinstance(value, (list, tuple)):
         rows = tuple(_clamp_row(value, chunk, layout, key) for chunk in range(len(value)))
+    else:
+        raise _illegal(value, key, COUNTS)
     return Counts(key=key, rows=rows, given=repr(value))
+
+
+def is_list_of(value: object, kind: type[Any] | tuple[type[Any], ...]) -> TypeGuard[Sequence[Any]]:
+    """Return whether a value is a list or tuple of items of a type, or empty."""
+    return isinstance(value, (list, tuple)) and all(isinstance(item, kind) for item in value)
 
 
 def _illegal(value: object, key: str, accepted: str) -> InvalidConfiguration:
     return InvalidConfiguration(f"Illegal input list for {key}: {value!r}. Give {accepted}")
 
 
-def _zeros(layout: Layout) -> Table:
-    return ((0,) * layout.stages,) * layout.chunks
-
-
 def _spread_stages(value: Sequence[int], layout: Layout, key: str) -> Table:
     """Deal the count of each stage to its chunks in turn; earlier chunks get the remainder."""
-    columns = [_deal(value, stage, layout, key) for stage in range(len(value))]
-    columns += [[0] * layout.chunks] * (layout.stages - len(columns))
+    if len(value) > layout.stages:
+        counted = f"{len(value)} counts, but the pipeline has {layout.stages} stages"
+        raise WrongStage(f"{key}={value!r}: {counted}")
+    columns = []
+    for stage, sizes in enumerate(zip(*layout.table, strict=True)):
+        wanted = value[stage] if stage < len(value) else 0
+        count = _clamp(wanted, sum(sizes))
+        if count < 0:
+            raise InvalidConfiguration(
+                f"{key}={value!r}: cannot select {wanted} of the {sum(sizes)} layers of stage "
+                f"{stage}; give {COUNTS}"
+            )
+        turns = sorted((turn, chunk) for chunk, size in enumerate(sizes) for turn in range(size))
+        dealt = [chunk for _, chunk in turns[:count]]
+        columns.append([dealt.count(chunk) for chunk in range(layout.chunks)])
     return tuple(zip(*columns, strict=True))
-
-
-def _deal(value: Sequence[int], stage: int, layout: Layout, key: str) -> list[int]:
-    if stage >= layout.stages:
-        message = (
-            f"{key}={value!r}: {len(value)} counts, but the pipeline has {layout.stages} stages"
-        )
-        raise WrongStage(message)
-    sizes = [row[stage] for row in layout.table]
-    wanted, all_layers = value[stage], sum(sizes)
-    count = (all_layers if wanted else 0) if isinstance(wanted, bool) else wanted
-    count = min(count, all_layers)
-    if count < 0:
-        message = (
-            f"{key}={value!r}: cannot select {wanted} of the {all_layers} layers of stage "
-            f"{stage}; give {COUNTS}"
-        )
-        raise InvalidConfiguration(message)
-    dealt = [0] * layout.chunks
-    while count:
-        for chunk, size in enumerate(sizes):
-            if count and dealt[chunk] < size:
-                dealt[chunk] += 1
-                count -= 1
-    return dealt
 
 
 def _clamp_row(value: Sequence[object], chunk: int, layout: Layout, key: str) -> tuple[int, ...]:
     """Return the counts of one chunk, each at most the number of layers of its slot."""
     row = value[chunk]
     sizes = layout.table[chunk] if chunk < layout.chunks else ()
-    if isinstance(row, bool):
-        if not sizes:
-            raise _no_slot(value, chunk, layout, key)
-        return tuple(_clamp(row, size) for size in sizes)
-    if not isinstance(row, (list, tuple)) or not all(isinstance(item, int) for item in row):
+    counts = [row] * len(sizes) if isinstance(row, bool) else row
+    if not is_list_of(counts, int):
         raise _illegal(value, key, COUNTS)
-    surplus = row[len(sizes) :]
-    if any(item is not False for item in surplus):
-        raise _no_slot(value, chunk, layout, key)
-    return tuple(map(_clamp, row, sizes)) + (0,) * len(surplus)
+    surplus = counts[len(sizes) :]
+    if any(item is not False for item in surplus) or (isinstance(row, bool) and not sizes):
+        raise WrongStage(
+            f"{key}={value!r}: row {chunk} has more counts than there are slots; the pipeline has "
+            f"{layout.chunks} chunks of {layout.stages} stages"
+        )
+    return tuple(map(_clamp, counts, sizes)) + (0,) * len(surplus)
 
 
 def _clamp(count: int, size: int) -> int:
     if isinstance(count, bool):
         return size if count else 0
     return min(count, size)
-
-
-def _no_slot(value: object, chunk: int, layout: Layout, key: str) -> WrongStage:
-    return WrongStage(
-        f"{key}={value!r}: row {chunk} has more counts than there are slots; the pipeline has "
-        f"{layout.chunks} chunks of {layout.stages} stages"
-    )
 
 
 # ---- layouts -------------------------------------------------------------------------------------
@@ -264,22 +255,15 @@ class Layout:
     cumulative: Table = field(init=False)
 
     def __post_init__(self) -> None:
-        for key, least in (
-            ("num_layers", 0),
-            ("pp_interleave_num", 1),
-            ("pipeline_stage", 1),
-            ("start_stage", 0),
-            ("stage_num", 0),
-        ):
-            _check_whole(key, getattr(self, key), least)
+        least = {"pp_interleave_num": 1, "pipeline_stage": 1}
+        for key in ("num_layers", *least, "start_stage", "stage_num"):
+            _check_whole(key, getattr(self, key), least.get(key, 0))
         average = self.num_layers // (self.chunks * self.stages)
-        rows = _spread_offset(self)
-        object.__setattr__(self, "table", tuple(tuple(average + n for n in row) for row in rows))
-        totals = list(itertools.accumulate(n for row in self.table for n in row))
-        starts = range(0, len(totals), self.stages)
-        object.__setattr__(
-            self, "cumulative", tuple(tuple(totals[i : i + self.stages]) for i in starts)
-        )
+        table = tuple(tuple(average + n for n in row) for row in _spread_offset(self))
+        totals = itertools.accumulate(n for row in table for n in row)
+        cumulative = tuple(tuple(itertools.islice(totals, self.stages)) for _ in table)
+        object.__setattr__(self, "table", table)
+        object.__setattr__(self, "cumulative", cumulative)
 
     @property
     def stages(self) -> int:
@@ -304,8 +288,7 @@ class Layout:
                 if layer < count:
                     return LayerPlace(layer=layer, chunk=chunk, stage=stage, index=layer - before)
                 before = count
-        message = f"layer {layer}: this layout has {self.num_layers} layers"
-        raise InvalidArgument(message)
+        raise InvalidArgument(f"layer {layer}: this layout has {self.num_layers} layers")
 
     def stage(self, layer: int) -> int:
         """Return the stage of a layer as reported."""
@@ -349,18 +332,14 @@ def lay_out(
     """
     layers = inputs.num_layers if num_layers is None else num_layers
     if layers is None:
-        message = (
-            "num_layers is unknown. Pass num_layers=, or set model.model_config.num_layers in the "
-            "document."
-        )
-        raise InvalidConfiguration(message)
-    interleave = inputs.pipeline_interleave
+        where = "Pass num_layers=, or set model.model_config.num_layers in the document."
+        raise InvalidConfiguration(f"num_layers is unknown. {where}")
     return Layout(
         num_layers=layers,
         offset=inputs.offset if offset is None else offset,
         pp_interleave_num=_first(pp_interleave_num, inputs.pp_interleave_num, 1),
         pipeline_stage=_first(pipeline_stage, inputs.pipeline_stage, 1),
-        pipeline_interleave=True if interleave is None else interleave,
+        pipeline_interleave=inputs.pipeline_interleave is not False,
     )
 
 
@@ -380,60 +359,50 @@ def _first(*values: int | None) -> int:
 
 def _check_whole(key: str, value: object, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
-        message = f"{key}={value!r}: expected a whole number of at least {least}"
-        raise WrongType(message)
+        raise WrongType(f"{key}={value!r}: expected a whole number of at least {least}")
     if value < least:
-        message = f"{key}={value!r}: expected at least {least}"
-        raise InvalidConfiguration(message)
+        raise InvalidConfiguration(f"{key}={value!r}: expected at least {least}")
 
 
 def _spread_offset(layout: Layout) -> Table:
     """Return the offset of every slot. Check its sum as given, before repeating it per slot."""
-    stages, chunks = layout.stages, layout.chunks
-    rows = _read_offset(layout.offset)
-    if not isinstance(layout.offset, int):
-        _check_shape(layout, layout.offset, rows)
+    stages, chunks, offset = layout.stages, layout.chunks, layout.offset
+    rows = _read_offset(offset)
+    if isinstance(offset, int):
+        repeated: Table = ((offset,) * stages,) * chunks
+    else:
+        _check_shape(layout, offset, rows)
+        repeated = rows if len(rows) == chunks else rows * chunks
     total = sum(map(sum, rows))
     remainder = layout.num_layers % (stages * chunks)
     if total != remainder:
-        message = (
+        raise InvalidConfiguration(
             f"The sum of `offset` ({total}) should equal to remainder of `num_layers` "
             f"({layout.num_layers}) % (pp ({stages}) * pp_interleave_num ({chunks})) = {remainder}"
-            f"; `offset`: {layout.offset}"
+            f"; `offset`: {offset}"
         )
-        raise InvalidConfiguration(message)
-    if isinstance(layout.offset, int):
-        return ((layout.offset,) * stages,) * chunks
-    return rows if len(rows) == chunks else rows * chunks
+    return repeated
 
 
 def _read_offset(offset: object) -> Table:
     """Return the rows of an offset; a number or a list of numbers is one row."""
-    if is_whole(offset):
-        return _read_offset([offset])
-    if isinstance(offset, (list, tuple)):
-        if all(is_whole(item) for item in offset):
-            return (tuple(offset),)
-        if all(isinstance(row, (list, tuple)) and all(map(is_whole, row)) for row in offset):
-            return tuple(tuple(row) for row in offset)
-    message = (
-        f"offset={offset!r}: expected a whole number, a list with one for each stage, or such a "
-        "list for each chunk"
-    )
-    raise WrongType(message)
+    row = [offset] if is_whole(offset) else offset
+    rows = row if row and is_list_of(row, (list, tuple)) else [row]
+    if not all(isinstance(each, (list, tuple)) and all(map(is_whole, each)) for each in rows):
+        raise WrongType(
+            f"offset={offset!r}: expected a whole number, a list with one for each stage, or such "
+            "a list for each chunk"
+        )
+    return tuple(map(tuple, rows))
 
 
 def _check_shape(layout: Layout, offset: Sequence[object], rows: Table) -> None:
-    for row in rows:
-        if len(row) != layout.stages:
-            message = (
-                f"offset.shape[-1] should equal to `pp` ({layout.stages}), "
-                f"but got ({len(row)}). `offset`: {offset}"
+    shapes = [("[-1]", "pp", layout.stages, len(row)) for row in rows]
+    if rows and offset and not is_whole(offset[0]):
+        shapes.append(("[-2]", "pp_interleave_num", layout.chunks, len(rows)))
+    for axis, name, wanted, got in shapes:
+        if got != wanted:
+            raise InvalidConfiguration(
+                f"offset.shape{axis} should equal to `{name}` ({wanted}), but got ({got}). "
+                f"`offset`: {offset}"
             )
-            raise InvalidConfiguration(message)
-    if not is_whole(offset[0]) and len(rows) != layout.chunks:
-        message = (
-            f"offset.shape[-2] should equal to `pp_interleave_num` ({layout.chunks}), "
-            f"but got ({len(rows)}). `offset`: {offset}"
-        )
-        raise InvalidConfiguration(message)

@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from swapkit.config.mindformers.documents import Document, read_document
-from swapkit.config.mindformers.sections import RecomputeConfig, SwapConfig
+from swapkit.config.mindformers.documents import (
+    Document,
+    RecomputeConfig,
+    SwapConfig,
+    read_document,
+)
 from swapkit.config.mindformers.selections import ModelInputs
 from swapkit.errors import InvalidConfiguration, WrongKey, WrongType
 

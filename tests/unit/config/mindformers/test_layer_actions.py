@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from swapkit.config.mindformers.documents import Document, read_document
+from swapkit.config.mindformers.documents import Document, check_rules, read_document
 from swapkit.config.mindformers.layer_actions import LayerActions, NormalSettings, settle
-from swapkit.config.mindformers.rules import check_rules
 from swapkit.config.mindformers.selections import Layout
 from swapkit.errors import InvalidConfiguration, WrongType
 

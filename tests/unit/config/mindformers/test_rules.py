@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from swapkit.config.mindformers.documents import read_document
-from swapkit.config.mindformers.rules import check_rules
+from swapkit.config.mindformers.documents import check_rules, read_document
 from swapkit.config.mindformers.selections import Layout
 from swapkit.errors import InvalidConfiguration
 

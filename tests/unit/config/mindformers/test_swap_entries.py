@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from swapkit.config.mindformers.sections import SwapConfig
-from swapkit.config.mindformers.swap_entries import SwapEntries, SwapEntry
+from swapkit.config.mindformers.documents import SwapConfig, SwapEntries, SwapEntry
 from swapkit.errors import InvalidConfiguration, WrongKey, WrongType
 
 
