@@ -56,7 +56,7 @@ ALIKE = 0.75  # similarity (of 1) from which a key counts as a misspelt section
 
 # Swapped if neither list is given: attention, in every layer.
 DEFAULT_OPERATOR = r".*\.flash_attention"
-_ENTRY_KEYS = {
+_KEYS = {
     "layer_swap": "the keys 'backward_prefetch' and 'layers'",
     "op_swap": "the keys 'op_name', 'backward_prefetch' and 'layers'",
 }
@@ -76,43 +76,40 @@ class SwapEntries(NamedTuple):
     layer_swap: tuple[SwapEntry, ...] = ()
 
 
-def _list_mappings(key: str, value: object) -> Sequence[Mapping[str, object]]:
+def _read_entries(key: str, value: object) -> dict[str, tuple[SwapEntry, ...]]:
+    """Return the entries of each pattern, in the order in which the patterns first appear.
+
+    Those of `layer_swap` are for layers, not for a pattern: all are under the key itself.
+    """
     entries = [] if value is None else [value] if isinstance(value, Mapping) else value
     if not isinstance(entries, (list, tuple)):
         raise InvalidConfiguration(f"{key} must be a list or dict, or None, but got {value!r}")
-    for index, entry in enumerate(entries):
-        if not isinstance(entry, Mapping):
-            expected = f"expected a mapping with {_ENTRY_KEYS[key]}"
-            raise WrongType(f"{key}[{index}]={entry!r}: {expected}")
-    return entries
-
-
-def _group_by_name(
-    entries: Sequence[Mapping[str, object]],
-) -> dict[str, list[Mapping[str, object]]]:
-    """Return the entries of each pattern, in the order in which the patterns first appear."""
     groups: dict[str, list[Mapping[str, object]]] = {}
     for index, entry in enumerate(entries):
-        named = {key: entry.get(key) for key in ("layers", "backward_prefetch")}
+        if not isinstance(entry, Mapping):
+            raise WrongType(f"{key}[{index}]={entry!r}: expected a mapping with {_KEYS[key]}")
+        if key == "layer_swap":
+            groups.setdefault(key, []).append(entry)
+            continue
+        named = {each: entry.get(each) for each in ("layers", "backward_prefetch")}
         for name in _read_names(index, entry):
             groups.setdefault(name, []).append(named)
-    return groups
+    lead = "" if key == "layer_swap" else f"{key}: "
+    return {name: _normalise(f"{lead}{name}", of_name) for name, of_name in groups.items()}
 
 
 def _read_names(index: int, entry: Mapping[str, object]) -> Sequence[str]:
     if "op_name" not in entry:
-        advice = f"'op_name' is missing; give {_ENTRY_KEYS['op_swap']}"
-        raise WrongKey(f"op_swap[{index}]={dict(entry)}: {advice}")
+        text = f"op_swap[{index}]={dict(entry)}: 'op_name' is missing; give {_KEYS['op_swap']}"
+        raise WrongKey(text)
     names = [entry["op_name"]] if isinstance(entry["op_name"], str) else entry["op_name"]
+    if is_list_of(names, str):
+        return names
     is_list = isinstance(names, (list, tuple))
-    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
-        accepted = (
-            "list must contain only strings" if is_list else "must be a string, list, or tuple"
-        )
-        raise InvalidConfiguration(
-            f"Invalid op_swap configuration at index {index}: {dict(entry)}. 'op_name' {accepted}."
-        )
-    return names
+    must = "list must contain only strings" if is_list else "must be a string, list, or tuple"
+    raise InvalidConfiguration(
+        f"Invalid op_swap configuration at index {index}: {dict(entry)}. 'op_name' {must}."
+    )
 
 
 def _normalise(mode: str, entries: Sequence[Mapping[str, object]]) -> tuple[SwapEntry, ...]:
@@ -140,19 +137,16 @@ def _normalise(mode: str, entries: Sequence[Mapping[str, object]]) -> tuple[Swap
 
 
 def _check_layers(mode: str, layers: object) -> None:
+    lists = layers if is_list_of(layers, (list, tuple)) else [layers]
+    if isinstance(layers, bool) or all(
+        is_list_of(each, int) and all(map(is_whole, each)) for each in lists
+    ):
+        return
     is_list = isinstance(layers, (list, tuple))
-    if isinstance(layers, bool) or _are_indices(layers):
-        return
-    if isinstance(layers, (list, tuple)) and all(map(_are_indices, layers)):
-        return
-    accepted = "list of ints or list of lists of ints" if is_list else "list, tuple, or bool"
+    must = "list of ints or list of lists of ints" if is_list else "list, tuple, or bool"
     raise InvalidConfiguration(
-        f"Invalid {mode} configuration: {layers!r}. Expected 'layers' to be a {accepted}."
+        f"Invalid {mode} configuration: {layers!r}. Expected 'layers' to be a {must}."
     )
-
-
-def _are_indices(value: object) -> bool:
-    return isinstance(value, (list, tuple)) and all(map(is_whole, value))
 
 
 # ---- sections ------------------------------------------------------------------------------------
@@ -230,16 +224,11 @@ class SwapConfig(_Section):
         """Return the two lists, or the default strategy, in normal form."""
         if self.layer_swap is None and self.op_swap is None:
             return SwapEntries({DEFAULT_OPERATOR: (SwapEntry(self.default_prefetch, layers=True),)})
-        return SwapEntries(
-            layer_swap=_normalise("layer_swap", _list_mappings("layer_swap", self.layer_swap)),
-            op_swap={
-                name: _normalise(f"op_swap: {name}", entries)
-                for name, entries in _group_by_name(_list_mappings("op_swap", self.op_swap)).items()
-            },
-        )
+        layer_swap = _read_entries("layer_swap", self.layer_swap).get("layer_swap", ())
+        return SwapEntries(_read_entries("op_swap", self.op_swap), layer_swap)
 
 
-SECTIONS: dict[str, type[RecomputeConfig | SwapConfig]] = {
+SECTIONS: dict[str, type[_Section]] = {
     "recompute_config": RecomputeConfig,
     "swap_config": SwapConfig,
 }
@@ -296,30 +285,30 @@ def read_document(source: object) -> Document:
     if isinstance(source, SwapConfig):
         return Document(swap=source)
     sections = _as_mapping(source)
-    _check_no_section(sections)
-    _check_spelling(sections)
-    log_lines = tuple(
-        warning(f"The input config {name} is empty.")
-        for name in SECTIONS
-        if _is_empty(sections.get(name))
-    )
+    _check_keys(sections)
+    empty = [name for name in SECTIONS if _is_empty(sections.get(name))]
     return Document(
         recompute=_read_section("recompute_config", sections, RecomputeConfig),
         swap=_read_section("swap_config", sections, SwapConfig),
         inputs=_read_inputs(sections),
         without_effect=tuple(_find_without_effect(sections.get("context"))),
-        log_lines=log_lines,
+        log_lines=tuple(warning(f"The input config {name} is empty.") for name in empty),
     )
 
 
-def _check_spelling(sections: Mapping[str, Any]) -> None:
-    """Raise if a key looks like a misspelt section; other keys are not ours."""
+def _check_keys(sections: Mapping[str, Any]) -> None:
+    """Raise if keys of a section, or a misspelt section, are at the top; others are not ours."""
+    for name, kind in SECTIONS.items():
+        stray = [key for key in kind.__dataclass_fields__ if key in sections]
+        if stray:
+            raise WrongKey(
+                f"The keys {stray} belong under {name!r}, not at the top of the document"
+            )
     for key in sections:
         meant = difflib.get_close_matches(str(key), SECTIONS, n=1, cutoff=ALIKE)
         if key not in SECTIONS and meant:
-            raise WrongKey(
-                f"The document has the key {show(key)}; the section is named {meant[0]!r}"
-            )
+            shown = show(key)
+            raise WrongKey(f"The document has the key {shown}; the section is named {meant[0]!r}")
 
 
 def _as_mapping(source: object) -> Mapping[str, Any]:
@@ -346,16 +335,6 @@ def _is_empty(section: object) -> bool:
     return section is None or section == {}
 
 
-def _check_no_section(sections: Mapping[str, object]) -> None:
-    """Raise if keys of a section are at the top level of the document."""
-    for name, kind in SECTIONS.items():
-        stray = [item.name for item in dataclasses.fields(kind) if item.name in sections]
-        if stray:
-            raise WrongKey(
-                f"The keys {stray} belong under {name!r}, not at the top of the document"
-            )
-
-
 def _read_section(name: str, sections: Mapping[str, object], kind: type[Section]) -> Section:
     section = sections.get(name)
     if isinstance(section, kind):
@@ -366,7 +345,7 @@ def _read_section(name: str, sections: Mapping[str, object], kind: type[Section]
         what = f"{type(section).__name__}: {show(section)}"
         raise WrongType(f"The config '{name}' must be a mapping of its keys, but got {what}")
     values = _as_mapping(section)
-    known = [item.name for item in dataclasses.fields(kind)]
+    known = [*kind.__dataclass_fields__]
     for key in values:
         if key not in known:
             shown = f"{printable(str(key))}. It takes {known}"
@@ -376,13 +355,12 @@ def _read_section(name: str, sections: Mapping[str, object], kind: type[Section]
 
 def _find_without_effect(context: object) -> Iterator[str]:
     """Yield a warning for each entry without effect. `context` may be text: `key=value`."""
-    values = (
-        dict([context.split("=", 1)]) if isinstance(context, str) and "=" in context else context
-    )
-    if isinstance(values, Mapping):
+    if isinstance(context, str) and "=" in context:
+        context = dict([context.split("=", 1)])
+    if isinstance(context, Mapping):
         for key, reason in WITHOUT_EFFECT.items():
-            if key in values:
-                yield f"context: {key}={values[key]} has no effect: {reason}"
+            if key in context:
+                yield f"context: {key}={context[key]} has no effect: {reason}"
 
 
 def _read_inputs(sections: Mapping[str, Any]) -> ModelInputs:
@@ -448,36 +426,29 @@ def check_rules(document: Document, layout: Layout) -> None:
             )
     if not swap.swap:
         return
-    kind = type(swap.default_prefetch)
-    _check_prefetch(
-        swap.default_prefetch,
-        "Type of default_prefetch must be int and value of it must be positive, "
-        f"but get {kind} and {swap.default_prefetch}.",
-    )
+    given = swap.default_prefetch
+    _check_prefetch("default_prefetch", "value of it", given, f"{type(given)} and {given}")
     entries = swap.read_entries()
     lists = {"layer_swap": entries.layer_swap}
     lists |= {f"op_swap({name})": of_name for name, of_name in entries.op_swap.items()}
-    for key, prefetch, layers in (
-        (key, *entry) for key, of_key in lists.items() for entry in of_key
-    ):
-        _check_indices(f"{key}.layers", layers)
-        name = f"{key}.backward_prefetch"
-        must = f"Type of {name} must be int and the value of {name} must be positive"
-        _check_prefetch(prefetch, f"{must}, but get {prefetch}.")
+    for key, of_key in lists.items():
+        for prefetch, layers in of_key:
+            _check_indices(f"{key}.layers", layers)
+            where = f"{key}.backward_prefetch"
+            _check_prefetch(where, f"the value of {where}", prefetch, str(prefetch))
 
 
 def _check_indices(key: str, value: object) -> None:
-    values = value.values() if isinstance(value, Mapping) else (value,)
-    wrong = [layers for layers in values if not isinstance(layers, (bool, list, tuple))]
-    if wrong:
-        must = f"Type of {key} must be bool, list or tuple"
-        tail = ""
-        if isinstance(value, Mapping):
-            must, tail = f"Layer info of {key} must be list", "; True and False are accepted too"
-        but = f"but get {type(wrong[0])}. It is {wrong[0]!r}"
-        raise InvalidConfiguration(f"{must} when enabling swap, {but}{tail}")
-    others = value if isinstance(value, (list, tuple)) else ()
-    for item in others:
+    is_mapping = isinstance(value, Mapping)
+    for layers in value.values() if isinstance(value, Mapping) else (value,):
+        if not isinstance(layers, (bool, list, tuple)):
+            must = f"Type of {key} must be bool, list or tuple"
+            must = f"Layer info of {key} must be list" if is_mapping else must
+            raise InvalidConfiguration(
+                f"{must} when enabling swap, but get {type(layers)}. It is {layers!r}"
+                + ("; True and False are accepted too" if is_mapping else "")
+            )
+    for item in value if isinstance(value, (list, tuple)) else ():
         if not isinstance(item, int):
             raise InvalidConfiguration(
                 f"If the type of {key} is list or tuple, the type of element of it must be int, "
@@ -485,6 +456,7 @@ def _check_indices(key: str, value: object) -> None:
             )
 
 
-def _check_prefetch(value: object, message: str) -> None:
+def _check_prefetch(key: str, which: str, value: object, shown: str) -> None:
     if not isinstance(value, int) or value < 1:
-        raise InvalidConfiguration(message)
+        must = f"Type of {key} must be int and {which} must be positive"
+        raise InvalidConfiguration(f"{must}, but get {shown}.")

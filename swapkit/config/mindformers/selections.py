@@ -204,8 +204,7 @@ def _clamp(count: int, size: int) -> int:
 Table: TypeAlias = tuple[tuple[int, ...], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelInputs:
+class ModelInputs(NamedTuple):
     """The document's values for the model and its pipeline; None: not specified."""
 
     num_layers: int | None = None
@@ -310,37 +309,22 @@ class Layout:
         )
 
 
-def lay_out(
-    inputs: ModelInputs,
-    *,
-    num_layers: int | None = None,
-    offset: Offset | None = None,
-    pp_interleave_num: int | None = None,
-    pipeline_stage: int | None = None,
-) -> Layout:
+def lay_out(inputs: ModelInputs, **given: Any) -> Layout:
     """Return the layout from the arguments; the document fills in missing ones.
 
     Args:
         inputs: the document's values for the model.
-        num_layers: see `Layout`, also for the other arguments.
-        offset: by default 0.
-        pp_interleave_num: by default 1.
-        pipeline_stage: by default 1.
+        **given: arguments of `Layout`; None: as in the document, else the default.
 
     Raises:
         InvalidConfiguration: the number of layers is unknown, or the numbers do not fit.
     """
-    layers = inputs.num_layers if num_layers is None else num_layers
-    if layers is None:
+    asked = {name: value for name, value in given.items() if value is not None}
+    values = {name: value for name, value in inputs._asdict().items() if value is not None} | asked
+    if "num_layers" not in values:
         where = "Pass num_layers=, or set model.model_config.num_layers in the document."
         raise InvalidConfiguration(f"num_layers is unknown. {where}")
-    return Layout(
-        num_layers=layers,
-        offset=inputs.offset if offset is None else offset,
-        pp_interleave_num=_first(pp_interleave_num, inputs.pp_interleave_num, 1),
-        pipeline_stage=_first(pipeline_stage, inputs.pipeline_stage, 1),
-        pipeline_interleave=inputs.pipeline_interleave is not False,
-    )
+    return Layout(**values)
 
 
 def as_lists(table: Table) -> list[list[int]]:
@@ -351,10 +335,6 @@ def as_lists(table: Table) -> list[list[int]]:
 def is_whole(value: object) -> bool:
     """Return whether a value is a whole number; True and False are not."""
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _first(*values: int | None) -> int:
-    return next(value for value in values if value is not None)
 
 
 def _check_whole(key: str, value: object, least: int) -> None:
