@@ -14,10 +14,13 @@ import swapkit
 from swapkit._runtime.allocators.installation import require_installation
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit.compat import mindspeed
-from swapkit.compat.mindspeed.chosen_modules import recompute_modules, swap_activation_modules
-from swapkit.compat.mindspeed.swap_context import TensorSwapContext
+from swapkit.compat.mindspeed.fsdp_memory import (
+    AdamWSwap,
+    TensorSwapContext,
+    recompute_modules,
+    swap_activation_modules,
+)
 from swapkit.compat.mindspeed.swap_manager import start_swap_manager
-from swapkit.compat.mindspeed.swapped_adamw import AdamWSwap
 from swapkit.errors import InvalidArgument, SavedTensorModified, SessionError
 from swapkit.testing import planning_at_once
 from tests.support.offloading import is_on_device

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -9,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from types import ModuleType
 
 # ---- import table --------------------------------------------------------------------------------
@@ -21,52 +22,43 @@ if TYPE_CHECKING:
 
 ROOT = "mindspeed"
 _MEMORY = f"{ROOT}.core.memory"
+_SWAP = f"{_MEMORY}.smart_swap"
 _OURS = "swapkit.compat.mindspeed"
-_CONFIG = "swapkit.config.smart_swap"
 
+
+def _names(owner: str, *names: str, **renamed: str) -> dict[str, tuple[str, str]]:
+    return {name: (owner, renamed.get(name, name)) for name in (*names, *renamed)}
+
+
+_fsdp = functools.partial(_names, f"{_OURS}.fsdp_memory")
 # MindSpeed's module -> name -> (module, name) that provides it.
 MODULES: dict[str, dict[str, tuple[str, str]]] = {
-    f"{_MEMORY}.adaptive_memory.adaptive_memory_function": {
-        "adapt_mem_func_wrapper": ("swapkit", "adapt_mem_func_wrapper"),
-    },
-    f"{_MEMORY}.adaptive_memory.adaptive_memory_opt": {
-        "addup_allowed_mem_adapt_module": (f"{_OURS}.layer_classes", "accept_module_class"),
-    },
-    f"{_MEMORY}.adaptive_recomputing.adaptive_recompute": {
-        "allowed_recomputing_module_wrapper": (f"{_OURS}.layer_classes", "accept_module_class"),
-    },
-    f"{_MEMORY}.smart_swap.swap_policy_config": {
-        "SwapPolicyConfig": (_CONFIG, "SwapPolicyConfig"),
-        "SwapPolicyPref": (_CONFIG, "SwapPolicyPref"),
-        "swap_policy_config": (_CONFIG, "swap_policy_config"),
-    },
-    f"{_MEMORY}.smart_swap.swap_manager": {
-        "SwapManager": (f"{_OURS}.swap_manager", "start_swap_manager"),
-    },
-    f"{_MEMORY}.smart_swap.swap_cpp_adaptor": {
-        "ProfilerDataOneStep": (f"{_OURS}.step_profile", "ProfilerDataOneStep"),
-        "ProfilerOpInfo": (f"{_OURS}.step_profile", "ProfilerOpInfo"),
-        "SwapPolicy": (f"{_OURS}.swap_policy", "SwapPolicy"),
-        "SwapPolicyCandidate": (f"{_OURS}.swap_policy", "SwapPolicyCandidate"),
-        "SwapStage": (f"{_OURS}.swap_stages", "SwapStage"),
-        "SwapStageType": (f"{_OURS}.swap_stages", "SwapStageType"),
-        "TensorInfoDetail": (f"{_OURS}.step_profile", "TensorInfoDetail"),
-    },
+    f"{_MEMORY}.adaptive_memory.adaptive_memory_function": _names(
+        "swapkit", "adapt_mem_func_wrapper"
+    ),
+    f"{_MEMORY}.adaptive_memory.adaptive_memory_opt": _names(
+        f"{_OURS}.swap_manager", addup_allowed_mem_adapt_module="accept_module_class"
+    ),
+    f"{_MEMORY}.adaptive_recomputing.adaptive_recompute": _names(
+        f"{_OURS}.swap_manager", allowed_recomputing_module_wrapper="accept_module_class"
+    ),
+    f"{_SWAP}.swap_policy_config": _names(
+        "swapkit.config.smart_swap", "SwapPolicyConfig", "SwapPolicyPref", "swap_policy_config"
+    ),
+    f"{_SWAP}.swap_manager": _names(f"{_OURS}.swap_manager", SwapManager="start_swap_manager"),
+    f"{_SWAP}.swap_cpp_adaptor": _names(
+        f"{_OURS}.swap_policy",
+        *("ProfilerDataOneStep", "ProfilerOpInfo", "SwapPolicy", "SwapPolicyCandidate"),
+        *("SwapStage", "SwapStageType", "TensorInfoDetail"),
+    ),
 }
 for _package in (f"{ROOT}.fsdp.memory", f"{ROOT}.lite.memory"):
-    _adamw = {"AdamWSwap": (f"{_OURS}.swapped_adamw", "AdamWSwap")}
     MODULES |= {
-        f"{_package}.recompute.recompute": {
-            "recompute_modules": (f"{_OURS}.chosen_modules", "recompute_modules"),
-        },
-        f"{_package}.swap_activation.swap_activation": {
-            "swap_activation_modules": (f"{_OURS}.chosen_modules", "swap_activation_modules"),
-        },
-        f"{_package}.swap_activation.tensor_swap_manager": {
-            "TensorSwapContext": (f"{_OURS}.swap_context", "TensorSwapContext"),
-        },
-        f"{_package}.swap_optimizer": _adamw,
-        f"{_package}.swap_optimizer.swap_optimizer": _adamw,
+        f"{_package}.recompute.recompute": _fsdp("recompute_modules"),
+        f"{_package}.swap_activation.swap_activation": _fsdp("swap_activation_modules"),
+        f"{_package}.swap_activation.tensor_swap_manager": _fsdp("TensorSwapContext"),
+        f"{_package}.swap_optimizer": _fsdp("AdamWSwap"),
+        f"{_package}.swap_optimizer.swap_optimizer": _fsdp("AdamWSwap"),
     }
 # All provided names, as attributes of `swapkit.compat.mindspeed`.
 PROVIDED = {name: where for names in MODULES.values() for name, where in names.items()}
@@ -107,17 +99,13 @@ NAMES_WITHOUT_COUNTERPART = {
 
 def advise(path: str, name: str = "") -> str:
     """Return a sentence with an alternative to a module, or to a name in it."""
-    instead = NAMES_WITHOUT_COUNTERPART.get(name)
-    if instead is None:
-        instead = WITHOUT_COUNTERPART.get(path, _TRAIN)
+    instead = NAMES_WITHOUT_COUNTERPART.get(name) or WITHOUT_COUNTERPART.get(path, _TRAIN)
     return f"{instead[0].upper()}{instead[1:]}. {_OURS}.MODULES lists the names that it has."
 
 
 # ---- import hook ---------------------------------------------------------------------------------
 #
 # Makes Python find MindSpeed's modules here, whether MindSpeed is installed or not.
-
-_HERE = "swapkit.compat.mindspeed"
 
 
 class _Loader(importlib.abc.Loader):
@@ -126,7 +114,7 @@ class _Loader(importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         path = module.__name__
         names = MODULES.get(path)
-        module.__doc__ = f"Stands in for {path}: see {_HERE}."
+        module.__doc__ = f"Stands in for {path}: see {_OURS}."
         if names is None:
             return
 
@@ -166,26 +154,19 @@ class _ModuleFinder(importlib.abc.MetaPathFinder):
         if fullname.partition(".")[0] != ROOT:
             return None
         if not self._is_last:
-            if fullname not in MODULES:
-                return None
-            return _make_spec(fullname)
+            return _make_spec(fullname) if fullname in MODULES else None
         package, _, last = fullname.rpartition(".")
         inside_ours = _is_ours(package)
-        known = (*MODULES, *WITHOUT_COUNTERPART) if inside_ours else tuple(MODULES)
-        if _has_modules(fullname, known):
+        known = (*MODULES, *WITHOUT_COUNTERPART) if inside_ours else MODULES
+        if any(module.startswith(f"{fullname}.") for module in known):
             return _make_spec(fullname)
         if inside_ours and package in MODULES:
             # Not the module's name: `from package import last` would ignore the error.
             raise ModuleNotFoundError(_describe_missing(package, last), name=package)
         if inside_ours or fullname in WITHOUT_COUNTERPART:
-            raise ModuleNotFoundError(
-                f"swapkit has no {fullname}. {advise(fullname)}", name=fullname
-            )
+            text = f"swapkit has no {fullname}. {advise(fullname)}"
+            raise ModuleNotFoundError(text, name=fullname)
         return None
-
-
-def _has_modules(package: str, known: Iterable[str]) -> bool:
-    return any(module.startswith(f"{package}.") for module in known)
 
 
 def _make_spec(fullname: str) -> importlib.machinery.ModuleSpec:
@@ -223,12 +204,11 @@ def uninstall() -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == ROOT]:
         if _is_ours(name):
             _detach(name, sys.modules.pop(name))
-    while _replaced:
-        name = next(iter(_replaced))  # a package before its modules
-        module = _replaced.pop(name)
+    for name, module in _replaced.items():  # a package before its modules
         sys.modules[name] = module
         package, _, last = name.rpartition(".")
         setattr(sys.modules[package], last, module)
+    _replaced.clear()
 
 
 def _detach(name: str, module: ModuleType) -> None:

@@ -60,6 +60,19 @@ class StepSession:
                 _running.remove(self)
 
 
+def accept_module_class(module_class: type) -> None:
+    """Do nothing: MindSpeed needs to know the layers that it may plan for; swapkit plans for all.
+
+    Args:
+        module_class: class of the layers.
+
+    Raises:
+        InvalidArgument: `module_class` is not a class.
+    """
+    if not isinstance(module_class, type):
+        raise InvalidArgument(f"{module_class!r}: expected a module class")
+
+
 _running: list[StepSession] = []  # at most one
 
 
@@ -93,7 +106,9 @@ def start_swap_manager(  # noqa: PLR0913, PLR0917 - MindSpeed's arguments
         InvalidArgument: an argument is wrong.
         SessionError: a SwapManager for other models runs.
     """
-    _check_functions(get_optimizer_tensors_fcn, get_shared_tensors_fcn, custom_policy_fcn)
+    for each in (get_optimizer_tensors_fcn, get_shared_tensors_fcn, custom_policy_fcn):
+        if each is not None and not callable(each):
+            raise InvalidArgument(f"{each!r}: expected a function or None")
     chunks = _check(num_micro_batch_fcn, models, num_layers)
     if _running and _running[0].session.is_active:
         if _running[0].models != chunks:
@@ -102,12 +117,6 @@ def start_swap_manager(  # noqa: PLR0913, PLR0917 - MindSpeed's arguments
     manager = _start(chunks, optimizer, custom_policy_fcn)
     _running[:] = [manager]
     return manager
-
-
-def _check_functions(*functions: object) -> None:
-    for each in functions:
-        if each is not None and not callable(each):
-            raise InvalidArgument(f"{each!r}: expected a function or None")
 
 
 def _check(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from swapkit.compat.mindspeed.chosen_modules import (
+from swapkit.compat.mindspeed.fsdp_memory import (
     compile_pattern,
     find_modules,
     recompute_modules,

@@ -8,9 +8,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from swapkit.compat.mindspeed.step_profile import ProfilerDataOneStep, TensorInfoDetail
-from swapkit.compat.mindspeed.swap_policy import EditedPolicy, SwapPolicy, SwapPolicyCandidate
-from swapkit.compat.mindspeed.swap_stages import SwapStage, SwapStageType
+from swapkit.compat.mindspeed.swap_policy import (
+    EditedPolicy,
+    ProfilerDataOneStep,
+    SwapPolicy,
+    SwapPolicyCandidate,
+    SwapStage,
+    SwapStageType,
+    TensorInfoDetail,
+)
 from swapkit.errors import InvalidArgument
 from swapkit.ir.machines import Machine
 from swapkit.ir.plans import Action, Decision, Plan
