@@ -199,24 +199,81 @@ class SwapRule(NamedTuple):
             return "Auto"
         if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
             return value
-        is_wrong_type = isinstance(value, bool) or not isinstance(value, (int, str))
-        text = f"int, but got '{kind}': {value}."
+        error: type[InvalidConfiguration] = WrongType
+        must = f"int, but got '{kind}': {value}."
         if isinstance(value, str):
-            text = f"'Auto' if it is str, but got '{value}'."
+            must, error = f"'Auto' if it is str, but got '{value}'.", InvalidConfiguration
         elif isinstance(value, int):
-            text = f"int and must >= 0, but got '{value}' with type '{kind}'."
-        raise (WrongType if is_wrong_type else InvalidConfiguration)(
-            f"The input value must be {text} {self.key} takes a whole number of at least 0, or "
-            "'Auto'"
-        )
+            must = f"int and must >= 0, but got '{value}' with type '{kind}'."
+            error = WrongType if isinstance(value, bool) else InvalidConfiguration
+        accepted = f"{self.key} takes a whole number of at least 0, or 'Auto'"
+        raise error(f"The input value must be {must} {accepted}")
+
+
+Rules: TypeAlias = tuple[SwapRule, ...]
+OpSwaps: TypeAlias = tuple[tuple[Match, Prefetch], ...]
 
 
 class Swapping(NamedTuple):
     """Rules for whole layers and for each operator pattern; the first that fits holds."""
 
-    layer_swap: tuple[SwapRule, ...]
-    op_swap: dict[str, tuple[SwapRule, ...]]
-    log_lines: tuple[LogLine, ...]
+    layer_swap: Rules
+    op_swap: dict[str, Rules]
+    log_lines: tuple[LogLine, ...] = ()
+
+    def act(
+        self, place: LayerPlace, layer: LayerModule, lines: list[LogLine]
+    ) -> tuple[Prefetch | None, OpSwaps]:
+        """Return the prefetch of a whole layer and those of its parts, and append log lines."""
+        whole = _find_rule(self.layer_swap, place)
+        prefetch = whole.read_prefetch() if whole else None
+        if whole:
+            blanks = " " * (33 if whole.layers.everywhere else 29)  # as in MindFormers
+            text = f"Set layer swap at layer {place.layer}{blanks}and value is: {prefetch}"
+            lines.append(info(text))
+        swaps: list[tuple[Match, Prefetch]] = []
+        names = []
+        for pattern, rules in self.op_swap.items():
+            rule = _find_rule(rules, place)
+            matches = find(pattern, layer) if rule else []
+            if rule and matches:
+                distance = rule.read_prefetch()
+                swaps += [(match, distance) for match in matches]
+                # A dot before names in the layer itself, a blank before deeper ones.
+                lead = " " if SEPARATOR in pattern else "."
+                named = [f"{name}, value={distance}" for name in name_last(matches)]
+                names.append(lead + ", ".join(named))
+        if names:
+            lines.append(info(f"Set op_swap at layer {place.layer}: {', '.join(names)}"))
+        return prefetch, tuple(swaps)
+
+    def list_conflicts(self, recompute: RecomputeConfig) -> Iterator[str]:
+        """Yield a warning for each swap that recomputation makes void, judging by names alone."""
+        full, select = recompute.recompute, recompute.select_recompute
+        nothing = "enabled swap do not work!"
+        if full is True:
+            yield f"All layers and ops that are {nothing}{' ' * 27}Because recompute = True."
+        elif is_list_of(full, int):
+            yield from self._list_void("All", full, self.op_swap)
+        for name, layers in select.items() if isinstance(select, Mapping) else ():
+            if layers is True:
+                what = f"{name} operator in all layers that is {nothing}{' ' * 35}"
+                yield f"{what}Because it is enabled recompute."
+            elif is_list_of(layers, int):
+                yield from self._list_void(name, layers, {name: self.op_swap.get(name, ())})
+
+    def _list_void(self, name: str, full: Iterable[int], named: dict[str, Rules]) -> Iterator[str]:
+        """Yield a warning for each rule for whole layers, and each operator, that has a layer."""
+        void = "is enabled swap do not work! Because it is enabled recompute."
+        for layer in full:
+            for rule in self.layer_swap:
+                if rule.layers.has_layer(layer):
+                    blanks = " " * (31 if rule.layers.everywhere else 35)
+                    yield f"{name} operator in layer {layer} that{blanks}{void}"
+        for operator, rules in named.items():
+            for layer in full:
+                if any(rule.layers.has_layer(layer) for rule in rules):
+                    yield f"{operator} operator in layer {layer} that{' ' * 35}{void}"
 
 
 def settle_swapping(config: SwapConfig, recompute: RecomputeConfig) -> Swapping:
@@ -230,65 +287,28 @@ def settle_swapping(config: SwapConfig, recompute: RecomputeConfig) -> Swapping:
         InvalidConfiguration: the layers of an entry are neither a bool nor a flat list.
     """
     entries = config.read_entries()
-    layers = _read_rules("layer_swap", entries.layer_swap)
-    operators = {
-        name: _read_rules(f"op_swap({name})", of_name) for name, of_name in entries.op_swap.items()
-    }
-    printed = {name: [rule.printed for rule in rules] for name, rules in operators.items()}
-    lines = (
-        info(f"Formative layer swap: {[rule.printed for rule in layers]}"),
-        info(f"Formative op swap: {printed}"),
-        *map(warning, _list_conflicts(recompute, layers, operators)),
+    read = Swapping(
+        layer_swap=_read_rules("layer_swap", entries.layer_swap),
+        op_swap={name: _read_rules(f"op_swap({name})", of) for name, of in entries.op_swap.items()},
     )
-    return Swapping(layers, operators, lines)
+    printed = {name: [rule.printed for rule in rules] for name, rules in read.op_swap.items()}
+    lines = (
+        info(f"Formative layer swap: {[rule.printed for rule in read.layer_swap]}"),
+        info(f"Formative op swap: {printed}"),
+    )
+    return read._replace(log_lines=(*lines, *map(warning, read.list_conflicts(recompute))))
 
 
-def _read_rules(key: str, entries: Iterable[SwapEntry]) -> tuple[SwapRule, ...]:
+def _read_rules(key: str, entries: Iterable[SwapEntry]) -> Rules:
     return tuple(
         SwapRule(f"{key}.backward_prefetch", read_indices(layers, key=f"{key}.layers"), prefetch)
         for prefetch, layers in entries
     )
 
 
-def _list_conflicts(
-    recompute: RecomputeConfig,
-    layer_swap: tuple[SwapRule, ...],
-    op_swap: dict[str, tuple[SwapRule, ...]],
-) -> Iterator[str]:
-    """Yield a warning for each swap that recomputation makes void, judging by names alone."""
-    full, select = recompute.recompute, recompute.select_recompute
-    nothing = "that are enabled swap do not work!"
-    if full is True:
-        yield f"All layers and ops {nothing}{' ' * 27}Because recompute = True."
-    elif is_list_of(full, int):
-        yield from _list_void("All", full, layer_swap, op_swap)
-    for name, layers in select.items() if isinstance(select, Mapping) else ():
-        if layers is True:
-            yield (
-                f"{name} operator in all layers that is enabled swap do not work!{' ' * 35}"
-                "Because it is enabled recompute."
-            )
-        elif is_list_of(layers, int):
-            yield from _list_void(name, layers, layer_swap, {name: op_swap.get(name, ())})
-
-
-def _list_void(
-    name: str,
-    layers: Iterable[int],
-    layer_swap: tuple[SwapRule, ...],
-    op_swap: dict[str, tuple[SwapRule, ...]],
-) -> Iterator[str]:
-    """Yield a warning for each rule for whole layers, and each operator, that has a layer."""
-    void = "is enabled swap do not work! Because it is enabled recompute."
-    for layer in layers:
-        for rule in layer_swap:
-            if rule.layers.has_layer(layer):
-                blanks = " " * (31 if rule.layers.everywhere else 35)
-                yield f"{name} operator in layer {layer} that{blanks}{void}"
-    for operator, rules in op_swap.items():
-        for layer in layers:
-            if any(rule.layers.has_layer(layer) for rule in rules):
-                yield f"{operator} operator in layer {layer} that{' ' * 35}{void}"
+def _find_rule(rules: Rules, place: LayerPlace) -> SwapRule | None:
+    """Return the first rule that covers a layer."""
+    return next((rule for rule in rules if rule.layers.covers(place)), None)
 
 
 # ---- actions -------------------------------------------------------------------------------------
@@ -308,12 +328,11 @@ class LayerActions:
     select_exclude: tuple[Match, ...]  # never recompute these operators
     comm_exclude: tuple[Match, ...]  # never repeat the communication of these operators
     layer_swap: Prefetch | None  # swap the whole layer, with this prefetch distance
-    op_swaps: tuple[tuple[Match, Prefetch], ...]  # swap these; a later one overrides an earlier one
+    op_swaps: OpSwaps  # swap these; a later one overrides an earlier one
     log_lines: tuple[LogLine, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NormalSettings:
+class NormalSettings(NamedTuple):
     """A document in normal form, for models of one layout."""
 
     layout: Layout
@@ -342,14 +361,14 @@ class NormalSettings:
         # MindFormers logs nothing where swap is on and every layer is recomputed.
         if full and not (swapping and slices is not None):
             lines.append(info(f"Set full recompute at layer {layer_id}"))
-        targets: dict[str, tuple[Match, ...]] = dict.fromkeys(
-            (SELECT, SELECT_COMM, EXCLUDE, EXCLUDE_COMM), ()
-        )
-        for key in recomputation.patterns:
+        targets = {
+            key: self._find_targets(key, place, layer, lines)
             # Exclusions apply to fully recomputed layers, too, but not while swap is on.
-            if not (full if key in {SELECT, SELECT_COMM} else recomputation.by_index):
-                targets[key] = _find_targets(recomputation, key, place, layer, lines)
-        layer_swap = _swap_layer(swapping, place, lines)
+            if not (full if key in {SELECT, SELECT_COMM} else recomputation.by_index)
+            else ()
+            for key in recomputation.patterns
+        }
+        layer_swap, op_swaps = swapping.act(place, layer, lines) if swapping else (None, ())
         stage = place.stage + self.layout.first_stage
         return LayerActions(
             stage=stage,
@@ -359,12 +378,33 @@ class NormalSettings:
             slice_activation=slices if full else None,
             select=targets[SELECT],
             comm=targets[SELECT_COMM],
-            select_exclude=targets[EXCLUDE],
-            comm_exclude=targets[EXCLUDE_COMM],
+            select_exclude=targets.get(EXCLUDE, ()),
+            comm_exclude=targets.get(EXCLUDE_COMM, ()),
             layer_swap=layer_swap,
-            op_swaps=_swap_operators(swapping, place, layer, lines),
+            op_swaps=op_swaps,
             log_lines=tuple(lines),
         )
+
+    def _find_targets(
+        self, key: str, place: LayerPlace, layer: LayerModule, lines: list[LogLine]
+    ) -> tuple[Match, ...]:
+        """Return the matches of a key's patterns in a layer, and append their log lines."""
+        targets: list[Match] = []
+        names: list[str] = []
+        is_legacy = self.recomputation.flavour is Flavour.LEGACY
+        for pattern, layers in self.recomputation.patterns[key].items():
+            matches = find(pattern, layer) if layers.covers(place) else []
+            if key != SELECT:
+                modules = [match for match in matches if not match.operator]
+                lines += [_reject_module(key, match) for match in modules if is_legacy]
+                matches = [match for match in matches if match.operator]
+            targets += matches
+            names += name_last(matches)
+        if names:
+            is_counted = is_legacy and not self.swapping and key in {SELECT, SELECT_COMM}
+            action = key.replace("_", " ") + (" on" if is_counted else "")
+            lines.append(info(f"Set {action} at layer {place.layer}: {', '.join(names)}"))
+        return tuple(distinct(targets))
 
 
 def settle(
@@ -384,48 +424,14 @@ def settle(
         InvalidConfiguration: a value has a form that its key does not accept; or a subclass, see
             `settle_recomputation` and `settle_swapping`.
     """
-    kinds = [kind.value for kind in Flavour]
+    kinds = {kind.value: kind for kind in Flavour}
     if flavour not in kinds:
-        raise InvalidConfiguration(f"flavour={flavour!r}: expected one of {kinds}")
-    swaps = document.swap.swap and flavour == "legacy"
-    recomputation = settle_recomputation(
-        document.recompute, layout, flavour=Flavour(flavour), by_index=swaps
-    )
-    swapping = settle_swapping(document.swap, document.recompute) if swaps else None
-    return NormalSettings(
-        layout=layout,
-        recomputation=recomputation,
-        swapping=swapping,
-        log_lines=layout.log_lines
-        + recomputation.log_lines
-        + (swapping.log_lines if swapping else ()),
-    )
-
-
-def _find_targets(
-    recomputation: RecomputedLayers,
-    key: str,
-    place: LayerPlace,
-    layer: LayerModule,
-    lines: list[LogLine],
-) -> tuple[Match, ...]:
-    """Return the matches of a key's patterns in a layer, and append their log lines."""
-    targets: list[Match] = []
-    names: list[str] = []
-    is_legacy = recomputation.flavour is Flavour.LEGACY
-    for pattern, layers in recomputation.patterns[key].items():
-        matches = find(pattern, layer) if layers.covers(place) else []
-        if key != SELECT:
-            modules = [match for match in matches if not match.operator]
-            lines += [_reject_module(key, match) for match in modules if is_legacy]
-            matches = [match for match in matches if match.operator]
-        targets += matches
-        names += name_last(matches)
-    if names:
-        counted = is_legacy and not recomputation.by_index and key in {SELECT, SELECT_COMM}
-        action = key.replace("_", " ") + (" on" if counted else "")
-        lines.append(info(f"Set {action} at layer {place.layer}: {', '.join(names)}"))
-    return tuple(distinct(targets))
+        raise InvalidConfiguration(f"flavour={flavour!r}: expected one of {list(kinds)}")
+    asked, swaps = document.recompute, document.swap.swap and flavour == "legacy"
+    recomputation = settle_recomputation(asked, layout, flavour=kinds[flavour], by_index=swaps)
+    swapping = settle_swapping(document.swap, asked) if swaps else None
+    lines = layout.log_lines + recomputation.log_lines + (swapping.log_lines if swapping else ())
+    return NormalSettings(layout, recomputation, swapping, lines)
 
 
 def _reject_module(key: str, match: Match) -> LogLine:
@@ -435,40 +441,3 @@ def _reject_module(key: str, match: Match) -> LogLine:
         f"For {kind}, {'.'.join(match.path[:-1])}.{match.path[-1]} is expected to be operation "
         "but got cell, this configuration will not be effective."
     )
-
-
-def _find_rule(rules: Iterable[SwapRule], place: LayerPlace) -> SwapRule | None:
-    """Return the first rule that covers a layer."""
-    return next((rule for rule in rules if rule.layers.covers(place)), None)
-
-
-def _swap_layer(
-    swapping: Swapping | None, place: LayerPlace, lines: list[LogLine]
-) -> Prefetch | None:
-    rule = _find_rule(swapping.layer_swap, place) if swapping else None
-    if rule is None:
-        return None
-    prefetch = rule.read_prefetch()
-    blanks = " " * (33 if rule.layers.everywhere else 29)  # as in MindFormers
-    lines.append(info(f"Set layer swap at layer {place.layer}{blanks}and value is: {prefetch}"))
-    return prefetch
-
-
-def _swap_operators(
-    swapping: Swapping | None, place: LayerPlace, layer: LayerModule, lines: list[LogLine]
-) -> tuple[tuple[Match, Prefetch], ...]:
-    swaps: list[tuple[Match, Prefetch]] = []
-    names = []
-    for pattern, rules in swapping.op_swap.items() if swapping else ():
-        rule = _find_rule(rules, place)
-        matches = find(pattern, layer) if rule else []
-        if rule and matches:
-            prefetch = rule.read_prefetch()
-            swaps += [(match, prefetch) for match in matches]
-            # A dot before names in the layer itself, a blank before deeper ones.
-            lead = " " if SEPARATOR in pattern else "."
-            named = [f"{name}, value={prefetch}" for name in name_last(matches)]
-            names.append(lead + ", ".join(named))
-    if names:
-        lines.append(info(f"Set op_swap at layer {place.layer}: {', '.join(names)}"))
-    return tuple(swaps)
