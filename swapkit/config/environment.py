@@ -7,6 +7,14 @@
 process; to standard error unless the program has set up `logging` itself. An invalid value is
 replaced by the default, or by the minimum, with a warning.
 
+Other variables of MindSpeed and MindSpore are accepted and have no effect. `ADAPTIVE_RECOMPUTING`
+installed the original's allocator: call `swapkit.install()`. `vmmDefragment`, `reuseLimit`,
+`fragLimit`, `reAlloc`, `defragLevel`, `autoGC` and `gc_thresh` tune how free blocks are stitched
+together, which virtual memory makes unnecessary. `TORCH_EXTENSIONS_DIR` and `LD_LIBRARY_PATH` led
+custom operators to the original's library; swapkit's need only its headers. `GLOG_v` and
+`ENABLE_LAZY_INLINE_NO_PIPELINE` belong to MindSpore, and so does `MS_MEMORY_STATISTIC`: print
+`swapkit.memory_summary()` instead.
+
 From launchers: `RANK` and `LOCAL_WORLD_SIZE` (torchrun), and where SLURM's `srun` started the ranks
 itself, its numbers of tasks.
 
@@ -41,22 +49,8 @@ MIN_SWAP_BYTES = 1024
 LOG_LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
 _TASKS = re.compile(r"(\d{1,9})(?:\(x(\d{1,9})\))?")
 ALL_RANKS = -1
-_STITCHED = ("vmmDefragment", "reuseLimit", "fragLimit", "reAlloc", "defragLevel", "autoGC")
-_MEMORY_STATISTIC = "MS_MEMORY_STATISTIC"
-# Variables of MindSpeed and MindSpore that are accepted but have no effect, and the reason.
-WITHOUT_MEANING = {
-    "ADAPTIVE_RECOMPUTING": "it installed the original's allocator; call swapkit.install()",
-    **dict.fromkeys(
-        (*_STITCHED, "gc_thresh"),
-        "they tune how free blocks are stitched together, which virtual memory makes unnecessary",
-    ),
-    **dict.fromkeys(
-        ("TORCH_EXTENSIONS_DIR", "LD_LIBRARY_PATH"),
-        "custom operators needed the original's library; swapkit's need only its headers",
-    ),
-    **dict.fromkeys(("ENABLE_LAZY_INLINE_NO_PIPELINE", "GLOG_v"), "they belong to MindSpore"),
-    _MEMORY_STATISTIC: "it belongs to MindSpore; print swapkit.memory_summary() instead",
-}
+# MindSpore prints its statistics if this is set.
+MEMORY_STATISTIC = "MS_MEMORY_STATISTIC"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +95,10 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
 
 def list_without_effect(variables: Mapping[str, str] = os.environ) -> Iterator[str]:
     """Yield a warning for the variable that asks MindSpore to print memory statistics."""
-    name = _MEMORY_STATISTIC
-    if variables.get(name, "0").strip() not in {"", "0"}:
-        yield f"{name}={variables[name]} has no effect: {WITHOUT_MEANING[name]}"
+    value = variables.get(MEMORY_STATISTIC, "0").strip()
+    if value not in {"", "0"}:
+        instead = "it belongs to MindSpore; print swapkit.memory_summary() instead"
+        yield f"{MEMORY_STATISTIC}={variables[MEMORY_STATISTIC]} has no effect: {instead}"
 
 
 def _number(variables: Mapping[str, str], name: str) -> int:

@@ -114,18 +114,6 @@ FINE_ROLES = {
     "recompute-norm": ("input_norm", "post_attention_norm"),
 }
 _ADAPTIVE = ("adaptive-recompute-device-swap", "adaptive-recompute-device-size")
-# Features of the incompatibility table that one flag asks for.
-FEATURES = {
-    "adaptive memory": "adaptive-memory-optimization",
-    "smart swap": "smart-swap",
-    "swap attention": "swap-attention",
-    "swap optimizer": "swap-optimizer",
-    "activation recompute": "recompute-activation-function",
-    "norm recompute": "recompute-norm",
-    "recompute in bubble": "recompute-in-bubble",
-    "recompute in advance": "recompute-in-advance",
-    "reuse of fp32 parameters": "reuse-fp32-param",
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -184,9 +172,10 @@ def from_arguments(
         smart_swap = flags["smart-swap-config"] or swap_policy_config
     chosen = read_smart_swap(smart_swap) if flags["smart-swap"] else None
     total = train_iters if train_iters is not None else getattr(args, "train_iters", None)
-    searches = bool(flags[_ADAPTIVE[0]])
+    searches, plans = bool(flags[_ADAPTIVE[0]]), bool(flags["adaptive-memory-optimization"])
+    other = "auto" if plans else "swap" if chosen else None
     settings = Settings(
-        policy=_choose_policy(flags),
+        policy="recompute" if _is_adaptive(flags) else other,
         limit_bytes=size_mb * MIB if size_mb > 0 else getattr(chosen, "limit_bytes", None),
         is_fixed_limit=size_mb > 0 and not searches,
         searches_threshold=searches,
@@ -199,7 +188,7 @@ def from_arguments(
         counts_per_stage=bool(flags["enable-recompute-layers-per-pp-rank"]),
         swap_optimizer=_swaps_optimizer(flags, chosen),
         memory_fragmentation=fragmentation,
-        bind_cpus=bool(flags["adaptive-memory-optimization"]),
+        bind_cpus=plans,
         smart_swap=chosen,
     )
     for text in list_idle(flags.is_set):
@@ -237,23 +226,16 @@ def _is_adaptive(flags: _Flags) -> bool:
 def _list_features(flags: _Flags, *, fragmentation: bool) -> dict[str, str]:
     """Return the requested features of the incompatibility table, each with its flag."""
     granularity, method = flags["recompute-granularity"], flags["recompute-method"]
-    memory = "--memory-fragmentation" if flags["memory-fragmentation"] else "MEMORY_FRAGMENTATION=1"
-    asked = {
+    asked: dict[str, Any]
+    asked = {name.replace("-", " "): f"--{name}" for name in FLAGS if flags.is_set(name)}
+    asked |= {
         "adaptive recompute": _is_adaptive(flags) and f"--{_ADAPTIVE[not flags[_ADAPTIVE[0]]]}",
-        "memory fragmentation": fragmentation and memory,
         f"{granularity} recompute": granularity and f"--recompute-granularity {granularity}",
         "recompute method": granularity != "full" and method and f"--recompute-method {method}",
     }
-    asked |= {feature: flags.is_set(name) and f"--{name}" for feature, name in FEATURES.items()}
+    if fragmentation:
+        asked.setdefault("memory fragmentation", "MEMORY_FRAGMENTATION=1")
     return {feature: text for feature, text in asked.items() if text}
-
-
-def _choose_policy(flags: _Flags) -> str | None:
-    if _is_adaptive(flags):
-        return "recompute"
-    if flags["adaptive-memory-optimization"]:
-        return "auto"
-    return "swap" if flags["smart-swap"] else None
 
 
 def _read_profile_steps(flags: _Flags, train_iters: int | None) -> int:
@@ -265,10 +247,8 @@ def _read_profile_steps(flags: _Flags, train_iters: int | None) -> int:
     if steps < LEAST_PROFILE_STEPS:
         _warn(f"{what}: at least {LEAST_PROFILE_STEPS} are recommended; training is not affected")
     if train_iters is not None and steps > train_iters // 10:
-        _warn(
-            f"{what}: measuring {steps} of the {train_iters} training steps, more than a tenth; "
-            "training is not affected otherwise"
-        )
+        share = f"measuring {steps} of the {train_iters} training steps, more than a tenth"
+        _warn(f"{what}: {share}; training is not affected otherwise")
     return steps
 
 
@@ -277,12 +257,7 @@ def _read_profile_steps(flags: _Flags, train_iters: int | None) -> int:
 
 def _list_recomputed(flags: _Flags) -> list[LayerPart]:
     parts = _choose_granularity(flags)
-    first = next((part.layers for part in parts if part.role == "layer"), None)
-    return [
-        *parts,
-        *_list_fine(flags, first if isinstance(first, int) else 0),
-        *_list_stored(flags),
-    ]
+    return [*parts, *_list_fine(flags, parts), *_list_stored(flags)]
 
 
 def _choose_granularity(flags: _Flags) -> list[LayerPart]:
@@ -306,8 +281,10 @@ def _whole_layers(method: str | None, count: int | None) -> LayerPart:
     return LayerPart(action="recompute", role="layer", **counted)
 
 
-def _list_fine(flags: _Flags, first: int) -> list[LayerPart]:
+def _list_fine(flags: _Flags, whole: list[LayerPart]) -> list[LayerPart]:
     """Return the activation functions and norms in the layers after the fully recomputed ones."""
+    counted = [part.layers for part in whole if part.role == "layer"]
+    first = next((count for count in counted if isinstance(count, int)), 0)
     counts = {name: flags.count(f"{name}-num-layers") for name in FINE_ROLES}
     return [
         LayerPart(action="recompute", role=role, layers=counts[name], first=first)
@@ -323,18 +300,16 @@ def _list_stored(flags: _Flags) -> list[LayerPart]:
     if text is None:
         return []
     if not 0 <= kind < len(RECOMPUTE_TYPES):
-        raise InvalidArgument(
-            f"--recompute-type={kind}: expected 0 (mlp), 1 (attention), 2 (layer)"
-        )
-    numbers = text if isinstance(text, list) else text.strip("[] ").split(",")
+        types = "0 (mlp), 1 (attention), 2 (layer)"
+        raise InvalidArgument(f"--recompute-type={kind}: expected {types}")
     try:
-        counts = tuple(int(number) for number in numbers)
+        numbers = text if isinstance(text, list) else text.strip("[] ").split(",")
+        counts = tuple(map(int, numbers))
     except ValueError:
         counts = (-1,)
     if min(counts) < 0:
-        raise InvalidArgument(
-            f"--recompute-module-list={text!r}: expected a number for each stage, e.g. 2,1,0,0"
-        )
+        expected = "expected a number for each stage, e.g. 2,1,0,0"
+        raise InvalidArgument(f"--recompute-module-list={text!r}: {expected}")
     return [LayerPart(action="recompute", role=RECOMPUTE_TYPES[kind], layers=counts)]
 
 
@@ -343,9 +318,8 @@ def _list_swapped(flags: _Flags) -> list[LayerPart]:
     if flags["swap-attention"]:
         names = [name.strip() for name in flags["swap-modules"].split(",")]
         if not all(names):
-            raise InvalidArgument(
-                f"--swap-modules={flags['swap-modules']!r}: expected names, e.g. {SWAP_MODULES}"
-            )
+            given = flags["swap-modules"]
+            raise InvalidArgument(f"--swap-modules={given!r}: expected names, e.g. {SWAP_MODULES}")
         layers = flags["recompute-num-layers"] if flags["recompute-method"] == "block" else None
         parts = [LayerPart(action="swap", role=name, layers=layers) for name in names]
     if flags["swap-layer-input"]:

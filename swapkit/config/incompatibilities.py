@@ -1,5 +1,7 @@
 """Features that exclude each other, and flags that need others.
 
+A feature that one flag switches on has the flag's name.
+
 A pair that MindSpeed's documents name as exclusive raises, even where both could hold: a user who
 sets both expects an error, not a guess about which one holds. Other pairs that MindSpeed's code
 refuses are accepted; the tests list them, each with the reason.
@@ -34,19 +36,19 @@ _BUBBLE = f"{_PLANS}, at every point of the schedule, so omit the second"
 _FRAGMENTS = "both would install their own allocator; swapkit's pool does the work of either"
 _METHOD = "a method selects which layers to recompute in full"
 _CHOSEN = ("full recompute", "selective recompute", "recompute method", "swap attention")
-_FINE = ("activation recompute", "norm recompute")
+_FINE = ("recompute activation function", "recompute norm")
 
 INCOMPATIBLE = tuple(
     Pair(first, second, reason)
     for first, reason, seconds in (
         ("adaptive recompute", _BY_HAND, (*_CHOSEN, *_FINE)),
         ("adaptive recompute", _BUBBLE, ("recompute in bubble", "recompute in advance")),
-        ("adaptive recompute", _ONE_PLAN, ("adaptive memory", "smart swap")),
+        ("adaptive recompute", _ONE_PLAN, ("adaptive memory optimization", "smart swap")),
         ("adaptive recompute", _FRAGMENTS, ("memory fragmentation",)),
-        ("adaptive memory", _BY_HAND, _CHOSEN),
-        ("adaptive memory", _BUBBLE, ("recompute in bubble",)),
-        ("adaptive memory", _ONE_PLAN, ("smart swap",)),
-        ("adaptive memory", _FRAGMENTS, ("memory fragmentation",)),
+        ("adaptive memory optimization", _BY_HAND, _CHOSEN),
+        ("adaptive memory optimization", _BUBBLE, ("recompute in bubble",)),
+        ("adaptive memory optimization", _ONE_PLAN, ("smart swap",)),
+        ("adaptive memory optimization", _FRAGMENTS, ("memory fragmentation",)),
         ("selective recompute", _METHOD, ("recompute method",)),
     )
     for second in seconds
@@ -85,7 +87,7 @@ def check_pairs(asked: Mapping[str, str]) -> None:
     """Raise if two features exclude each other.
 
     Args:
-        asked: the requested features by their names in the table, each with its flag or variable.
+        asked: the requested features, each with its flag or variable; may have others.
 
     Raises:
         InvalidArgument: two features exclude each other; names all such pairs, with reasons.

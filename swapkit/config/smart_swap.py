@@ -14,6 +14,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 from swapkit.config.values import accepts
@@ -76,10 +77,9 @@ class SmartSwapConfig:
             # The dataclass is frozen: normalise its fields before it is used.
             object.__setattr__(self, name, _convert(name, default, getattr(self, name)))
         if self.stable_step <= self.warmup_step:
-            raise InvalidArgument(
-                f"stable_step={self.stable_step}: both count from the first step, so it must be "
-                f"above warmup_step={self.warmup_step}"
-            )
+            above = f"so it must be above warmup_step={self.warmup_step}"
+            text = f"stable_step={self.stable_step}: both count from the first step, {above}"
+            raise InvalidArgument(text)
 
     @property
     def moves_optimizer(self) -> bool:
@@ -145,28 +145,19 @@ class SmartSwapConfig:
 _DEFAULTS = {each.name: each.default for each in fields(SmartSwapConfig) if each.name != "named"}
 
 
-class SwapPolicyConfig:
-    """The settings of SmartSwap as mutable attributes, as in MindSpeed."""
+class SwapPolicyConfig(SimpleNamespace):
+    """The settings of SmartSwap as mutable attributes, as in MindSpeed.
 
-    def __init__(self) -> None:
-        """Start with the defaults, none of which counts as set explicitly."""
-        vars(self).update(_DEFAULTS)
-        vars(self)["_named"] = set()
-
-    def __setattr__(self, name: str, value: object) -> None:
-        """Change a setting; `read_smart_swap` rejects unknown ones."""
-        super().__setattr__(name, value)
-        vars(self)["_named"].add(name)
-
-    def given(self) -> dict[str, object]:
-        """Return the settings that were set explicitly."""
-        return {name: getattr(self, name) for name in vars(self)["_named"] if hasattr(self, name)}
+    The class has the defaults, so an instance itself has only the settings that were set.
+    """
 
     def __str__(self) -> str:
         """Return all settings as text."""
-        return str({name: value for name, value in vars(self).items() if name != "_named"})
+        return str({**_DEFAULTS, **vars(self)})
 
 
+for _name, _default in _DEFAULTS.items():
+    setattr(SwapPolicyConfig, _name, _default)
 # Scripts written for MindSpeed edit this object; --smart-swap uses it unless given other settings.
 swap_policy_config = SwapPolicyConfig()
 
@@ -200,29 +191,22 @@ def read_smart_swap(source: SmartSwapSource = None) -> SmartSwapConfig:
     Raises:
         InvalidArgument: a field is unknown, a value is invalid, or the file cannot be read.
     """
-    if source is None:
-        return SmartSwapConfig()
-    if isinstance(source, SmartSwapConfig):
-        return source
+    if source is None or isinstance(source, SmartSwapConfig):
+        return source or SmartSwapConfig()
     if isinstance(source, (str, os.PathLike)):
-        values = _read_file(Path(source))
-    elif isinstance(source, Mapping):
-        values = source
-    elif isinstance(source, SwapPolicyConfig):
-        values = source.given()
-    else:  # an object has all settings, set explicitly or not
-        values = vars(source)
+        source = _read_file(Path(source))
+    values: Mapping[str, Any] = source if isinstance(source, Mapping) else vars(source)
     known = set(_DEFAULTS)
     unknown = ", ".join(sorted(str(name) for name in set(values) - known - FORMER_FIELDS))
     if unknown:
         fields_here = ", ".join(sorted(known))
         raise InvalidArgument(f"SmartSwap has no field {unknown}; its fields are {fields_here}")
-    chosen: dict[str, Any] = {name: value for name, value in values.items() if name in known}
-    is_whole = set(chosen) == known
+    chosen = {name: value for name, value in values.items() if name in known}
+    is_whole = set(chosen) == known  # an object has all settings, set explicitly or not
     return SmartSwapConfig(**chosen, named=frozenset() if is_whole else frozenset(chosen))
 
 
-def _read_file(path: Path) -> Mapping[str, object]:
+def _read_file(path: Path) -> Mapping[str, Any]:
     try:
         text = read_text(path)
     except OSError as error:
@@ -239,8 +223,8 @@ def _convert(name: str, default: object, value: object) -> object:
     """Return a field's value converted to the field's type."""
     if isinstance(default, SwapPolicyPref):
         return _find_preference(value)
-    usual = "a whole number" if isinstance(default, int) else "a number"
-    words = ACCEPTED.get(name, f"{usual} of at least 0")
+    words = "a number" if isinstance(default, float) else "a whole number"
+    words = ACCEPTED.get(name, f"{words} of at least 0")
     if isinstance(default, (bool, str)):
         words = f"a {type(default).__name__}"
         is_valid = isinstance(value, type(default))

@@ -11,14 +11,18 @@ _RESPECTED = "the plan respects the user's choice"
 _PARTS = "both are choices for different parts of a layer"
 # Pairs that the original's code refuses, or its documents leave open, and why swapkit accepts them.
 COMPATIBLE = (
-    Pair("adaptive memory", "activation recompute", _RESPECTED),
-    Pair("adaptive memory", "norm recompute", _RESPECTED),
-    Pair("adaptive memory", "recompute in advance", "a warning says that nothing is recomputed so"),
-    Pair("selective recompute", "activation recompute", _PARTS),
-    Pair("selective recompute", "norm recompute", _PARTS),
+    Pair("adaptive memory optimization", "recompute activation function", _RESPECTED),
+    Pair("adaptive memory optimization", "recompute norm", _RESPECTED),
+    Pair(
+        "adaptive memory optimization",
+        "recompute in advance",
+        "a warning says that nothing is recomputed so",
+    ),
+    Pair("selective recompute", "recompute activation function", _PARTS),
+    Pair("selective recompute", "recompute norm", _PARTS),
     Pair("smart swap", "memory fragmentation", "one pool serves both"),
     Pair("swap attention", "recompute in bubble", "a warning says that only plans recompute there"),
-    Pair("swap optimizer", "reuse of fp32 parameters", "a warning says that nothing is reused"),
+    Pair("swap optimizer", "reuse fp32 param", "a warning says that nothing is reused"),
 )
 NAMES = sorted(
     {name for pair in (*INCOMPATIBLE, *COMPATIBLE) for name in (pair.first, pair.second)}
