@@ -23,6 +23,7 @@ from swapkit.errors import InvalidArgument
 from swapkit.units import MIB, parse_bytes
 
 GIB = 1 << 30
+Bytes: TypeAlias = int  # or text with a unit, converted
 SmartSwapSource: TypeAlias = "str | os.PathLike[str] | Mapping[str, object] | object"
 
 
@@ -40,7 +41,7 @@ class SmartSwapConfig:
     # Version 2: the selection of tensors.
     policy_v2: bool = True
     policy_pref: SwapPolicyPref = SwapPolicyPref.BETTER_PERFORMANCE
-    swap_bucket_size: int = -1  # of each stage; below 0: everything, 0: nothing
+    swap_bucket_size: Bytes = -1  # of each stage; below 0: everything, 0: nothing
     num_attn_layers_per_stage: int = 1
     # The stages of a run, in steps from its start.
     warmup_step: int = 2
@@ -48,12 +49,12 @@ class SmartSwapConfig:
     op_diff_thresh: float = 0.05  # share of operators that may differ in the same sequence
     # Goals: the memory to save, or the memory to come down to.
     target_mode: bool = False  # True: target_memory is the goal
-    reduction_memory: int = 3 * GIB
-    target_memory: int = 40 * GIB
-    redundant_memory: int = 2 * GIB  # margin below the peak once memory ran out
-    adjust_memory: int = 300 * MIB  # added to that margin each further time
-    tensor_size_filter: int = 20 * MIB  # smaller tensors are not candidates
-    tensor_size_thresh: int = 2**31 - 1
+    reduction_memory: Bytes = 3 * GIB
+    target_memory: Bytes = 40 * GIB
+    redundant_memory: Bytes = 2 * GIB  # margin below the peak once memory ran out
+    adjust_memory: Bytes = 300 * MIB  # added to that margin each further time
+    tensor_size_filter: Bytes = 20 * MIB  # smaller tensors are not candidates
+    tensor_size_thresh: Bytes = 2**31 - 1
     # The model of transfers, and scores.
     D2H_bandwidth: float = 25600.0  # MB/s
     H2D_bandwidth: float = 25600.0
@@ -73,9 +74,10 @@ class SmartSwapConfig:
     named: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name, default in _DEFAULTS.items():
-            # The dataclass is frozen: normalise its fields before it is used.
-            object.__setattr__(self, name, _convert(name, default, getattr(self, name)))
+        for each in fields(self):
+            if each.name != "named":  # the dataclass is frozen: convert its fields before any use
+                value = _convert(each.name, str(each.type), getattr(self, each.name))
+                object.__setattr__(self, each.name, value)
         if self.stable_step <= self.warmup_step:
             above = f"so it must be above warmup_step={self.warmup_step}"
             text = f"stable_step={self.stable_step}: both count from the first step, {above}"
@@ -161,15 +163,16 @@ for _name, _default in _DEFAULTS.items():
 # Scripts written for MindSpeed edit this object; --smart-swap uses it unless given other settings.
 swap_policy_config = SwapPolicyConfig()
 
-SIZES = (
-    *("swap_bucket_size", "reduction_memory", "target_memory", "redundant_memory"),
-    *("adjust_memory", "tensor_size_filter", "tensor_size_thresh"),
-)
-WEIGHTS = ("size_coverage_weight", "adjust_size_coverage_weight", "adjust_step_duration")
+# What a field accepts by its type, and those that accept something else.
+BY_TYPE = {
+    "Bytes": "a whole number of at least 0",
+    "int": "a whole number of at least 0",
+    "float": "a number of at least 0",
+    "bool": "a bool",
+    "str": "a str",
+}
 POSITIVE = ("num_attn_layers_per_stage", "warmup_step", "stable_step", "target_memory")
-# What a field accepts, if not a number of at least 0 of its type.
 ACCEPTED = {
-    **dict.fromkeys(WEIGHTS, "a number of at least 0"),
     **dict.fromkeys(POSITIVE, "a whole number of at least 1"),
     **dict.fromkeys(("D2H_bandwidth", "H2D_bandwidth"), "a number of at least 1"),
     "op_diff_thresh": "a number from 0 to 1",
@@ -219,20 +222,15 @@ def _read_file(path: Path) -> Mapping[str, Any]:
     return values
 
 
-def _convert(name: str, default: object, value: object) -> object:
+def _convert(name: str, kind: str, value: object) -> object:
     """Return a field's value converted to the field's type."""
-    if isinstance(default, SwapPolicyPref):
+    if kind == "SwapPolicyPref":
         return _find_preference(value)
-    words = "a number" if isinstance(default, float) else "a whole number"
-    words = ACCEPTED.get(name, f"{words} of at least 0")
-    if isinstance(default, (bool, str)):
-        words = f"a {type(default).__name__}"
-        is_valid = isinstance(value, type(default))
-    elif name in SIZES and isinstance(value, str):
+    if kind == "Bytes" and isinstance(value, str):
         return parse_bytes(value, name=name)
-    else:
-        is_valid = accepts(words, value)
-    if not is_valid:
+    words = ACCEPTED.get(name, BY_TYPE[kind])
+    plain = {"bool": bool, "str": str}.get(kind)
+    if not (isinstance(value, plain) if plain else accepts(words, value)):
         raise InvalidArgument(f"{name}={value!r}: expected {words}")
     return value
 

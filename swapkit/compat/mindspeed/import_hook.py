@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.abc
-import importlib.machinery
 import sys
-from typing import TYPE_CHECKING
+from importlib.machinery import ModuleSpec
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from types import ModuleType
 
 # ---- import table --------------------------------------------------------------------------------
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 ROOT = "mindspeed"
 _MEMORY = f"{ROOT}.core.memory"
-_SWAP = f"{_MEMORY}.smart_swap"
+_SWAP, _ADAPT = f"{_MEMORY}.smart_swap", f"{_MEMORY}.adaptive"
 _OURS = "swapkit.compat.mindspeed"
 
 
@@ -31,26 +30,21 @@ def _names(owner: str, *names: str, **renamed: str) -> dict[str, tuple[str, str]
 
 
 _fsdp = functools.partial(_names, f"{_OURS}.fsdp_memory")
+_manager = functools.partial(_names, f"{_OURS}.swap_manager")
+_ACCEPT = "accept_module_class"
+_CONFIGS = ("SwapPolicyConfig", "SwapPolicyPref", "swap_policy_config")
+_PROFILES = ("ProfilerDataOneStep", "ProfilerOpInfo", "TensorInfoDetail")
+_POLICIES = ("SwapPolicy", "SwapPolicyCandidate", "SwapStage", "SwapStageType")
 # MindSpeed's module -> name -> (module, name) that provides it.
 MODULES: dict[str, dict[str, tuple[str, str]]] = {
-    f"{_MEMORY}.adaptive_memory.adaptive_memory_function": _names(
-        "swapkit", "adapt_mem_func_wrapper"
+    f"{_ADAPT}_memory.adaptive_memory_function": _names("swapkit", "adapt_mem_func_wrapper"),
+    f"{_ADAPT}_memory.adaptive_memory_opt": _manager(addup_allowed_mem_adapt_module=_ACCEPT),
+    f"{_ADAPT}_recomputing.adaptive_recompute": _manager(
+        allowed_recomputing_module_wrapper=_ACCEPT
     ),
-    f"{_MEMORY}.adaptive_memory.adaptive_memory_opt": _names(
-        f"{_OURS}.swap_manager", addup_allowed_mem_adapt_module="accept_module_class"
-    ),
-    f"{_MEMORY}.adaptive_recomputing.adaptive_recompute": _names(
-        f"{_OURS}.swap_manager", allowed_recomputing_module_wrapper="accept_module_class"
-    ),
-    f"{_SWAP}.swap_policy_config": _names(
-        "swapkit.config.smart_swap", "SwapPolicyConfig", "SwapPolicyPref", "swap_policy_config"
-    ),
-    f"{_SWAP}.swap_manager": _names(f"{_OURS}.swap_manager", SwapManager="start_swap_manager"),
-    f"{_SWAP}.swap_cpp_adaptor": _names(
-        f"{_OURS}.swap_policy",
-        *("ProfilerDataOneStep", "ProfilerOpInfo", "SwapPolicy", "SwapPolicyCandidate"),
-        *("SwapStage", "SwapStageType", "TensorInfoDetail"),
-    ),
+    f"{_SWAP}.swap_policy_config": _names("swapkit.config.smart_swap", *_CONFIGS),
+    f"{_SWAP}.swap_manager": _manager(SwapManager="start_swap_manager"),
+    f"{_SWAP}.swap_cpp_adaptor": _names(f"{_OURS}.swap_policy", *_PROFILES, *_POLICIES),
 }
 for _package in (f"{ROOT}.fsdp.memory", f"{ROOT}.lite.memory"):
     MODULES |= {
@@ -145,12 +139,7 @@ class _ModuleFinder(importlib.abc.MetaPathFinder):
     def __init__(self, *, is_last: bool) -> None:
         self._is_last = is_last
 
-    def find_spec(
-        self,
-        fullname: str,
-        path: Sequence[str] | None = None,  # noqa: ARG002 - Python's interface
-        target: ModuleType | None = None,  # noqa: ARG002
-    ) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(self, fullname: str, *_args: Any, **_more: Any) -> ModuleSpec | None:
         if fullname.partition(".")[0] != ROOT:
             return None
         if not self._is_last:
@@ -169,9 +158,9 @@ class _ModuleFinder(importlib.abc.MetaPathFinder):
         return None
 
 
-def _make_spec(fullname: str) -> importlib.machinery.ModuleSpec:
+def _make_spec(fullname: str) -> ModuleSpec:
     # A package, even without modules: only in packages do imports of unknown names reach a finder.
-    return importlib.machinery.ModuleSpec(fullname, _LOADER, is_package=True)
+    return ModuleSpec(fullname, _LOADER, is_package=True)
 
 
 def _is_ours(name: str) -> bool:

@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import InitVar, dataclass, field, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from swapkit.errors import InvalidArgument
 from swapkit.ir.plans import Action, Decision, Plan
@@ -129,7 +129,7 @@ class ProfiledTensor(NamedTuple):
     tensor_type: Kind
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+@dataclass(frozen=True, slots=True, order=True)
 class ProfilerOpInfo:
     """One operator of a step; `op_id` is its number in the trace."""
 
@@ -273,13 +273,8 @@ def _read(trace: Trace, layers: Sequence[str]) -> Iterable[ProfilerOpInfo]:
     rows = zip(trace.operators, name_stages(trace, layers), trace.memory(), strict=True)
     for number, (operator, stage, active_bytes) in enumerate(rows):
         touched = dict.fromkeys((*operator.reads, *operator.writes))
-        yield ProfilerOpInfo(
-            op_id=number,
-            op_name=operator.name,
-            stage=stage,
-            active_bytes=active_bytes,
-            tensor_list=tuple(tensors[storage] for storage in touched),
-        )
+        named = tuple(tensors[storage] for storage in touched)
+        yield ProfilerOpInfo(number, operator.name, stage, active_bytes, named)
 
 
 # ---- policies ------------------------------------------------------------------------------------
@@ -307,8 +302,8 @@ class SwapPolicyCandidate:
     is_optimizer_or_weight: InitVar[bool] = False
     swap_out_op: _Op = None
     swap_in_op: _Op = None
-    swap_out_stage: Any = None  # a stage, once made
-    swap_in_stage: Any = None
+    swap_out_stage: SwapStage = None  # type: ignore[assignment]  # until made
+    swap_in_stage: SwapStage = None  # type: ignore[assignment]
     free_stage: SwapStage | None = None
     swap_in_free_stage: SwapStage | None = None
 
@@ -319,10 +314,10 @@ class SwapPolicyCandidate:
                 "swapkit.offload(optimizer), or policy_pref=BETTER_MEMORY_SAVING."
             )
         for name in ("swap_out", "swap_in"):
-            op = getattr(self, f"{name}_op")
-            if op is None and not getattr(self, f"{name}_stage"):
+            op, stage = getattr(self, f"{name}_op"), getattr(self, f"{name}_stage")
+            if not (op or stage):
                 raise InvalidArgument(f"SwapPolicyCandidate: give {name}_op or {name}_stage")
-            setattr(self, f"{name}_stage", getattr(self, f"{name}_stage") or op.stage)
+            setattr(self, f"{name}_stage", stage or op.stage)
         self.is_out_edited = self.free_stage is not None
         self.is_in_edited = False
 
@@ -336,8 +331,7 @@ class SwapPolicyCandidate:
 
     def get_device_to_host_stage(self) -> SwapStage:
         """Return the stage of the copy out."""
-        stage: SwapStage = self.swap_out_stage
-        return stage
+        return self.swap_out_stage
 
     def set_device_to_host_free_stage(self, stage: SwapStage) -> None:
         """Set the stage that starts only once the memory is free."""
@@ -349,8 +343,7 @@ class SwapPolicyCandidate:
 
     def get_host_to_device_stage(self) -> SwapStage:
         """Return the stage of the copy back."""
-        stage: SwapStage = self.swap_in_stage
-        return stage
+        return self.swap_in_stage
 
     def set_host_to_device_free_stage(self, stage: SwapStage) -> None:
         """Set the stage that frees the copy on the host. No effect: the graph keeps the copy."""
@@ -361,14 +354,13 @@ class SwapPolicyCandidate:
         return str({name: str(value) for name, value in vars(self).items()})
 
 
+_Swaps: TypeAlias = "Iterable[SwapPolicyCandidate]"
+
+
 class SwapPolicy:
     """The candidates of a step, with the step's profile."""
 
-    def __init__(
-        self,
-        swap_policy_candidates: Iterable[SwapPolicyCandidate],
-        profiler_data: ProfilerDataOneStep,
-    ) -> None:
+    def __init__(self, swap_policy_candidates: _Swaps, profiler_data: ProfilerDataOneStep) -> None:
         """Keep both.
 
         Args:
@@ -382,15 +374,14 @@ class SwapPolicy:
         """Return the swaps; changes of this list count."""
         return self._candidates
 
-    def set_candidates(self, candidates: Iterable[SwapPolicyCandidate]) -> None:
+    def set_candidates(self, candidates: _Swaps) -> None:
         """Replace the swaps, without those that leave and come back in one stage.
 
         Where the memory is to be free in the stage of the copy out, it is the next stage instead.
         """
-        self._candidates = [
-            each for each in candidates if each.swap_out_stage != each.swap_in_stage
-        ]
-        for each in self._candidates:
+        swaps = [each for each in candidates if each.swap_out_stage != each.swap_in_stage]
+        self._candidates = swaps
+        for each in swaps:
             if each.free_stage == each.swap_out_stage:
                 following = self._profiler_data.get_next_stage(each.swap_out_stage)
                 each.free_stage, each.is_out_edited = following, True
