@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import torch
 
     from swapkit._runtime.allocators.installed_pool import Installation
-    from swapkit.config.cpu_affinity import CpuAffinity
+    from swapkit.config.environment import CpuAffinity
     from swapkit.ir.traces import Trace
     from swapkit.planning.planner import Policy
 

@@ -163,14 +163,8 @@ for _name, _default in _DEFAULTS.items():
 # Scripts written for MindSpeed edit this object; --smart-swap uses it unless given other settings.
 swap_policy_config = SwapPolicyConfig()
 
-# What a field accepts by its type, and those that accept something else.
-BY_TYPE = {
-    "Bytes": "a whole number of at least 0",
-    "int": "a whole number of at least 0",
-    "float": "a number of at least 0",
-    "bool": "a bool",
-    "str": "a str",
-}
+# What a field accepts by its type, if not a whole number of at least 0; then by its name.
+BY_TYPE = {"float": "a number of at least 0", "bool": "a bool", "str": "a str"}
 POSITIVE = ("num_attn_layers_per_stage", "warmup_step", "stable_step", "target_memory")
 ACCEPTED = {
     **dict.fromkeys(POSITIVE, "a whole number of at least 1"),
@@ -228,7 +222,7 @@ def _convert(name: str, kind: str, value: object) -> object:
         return _find_preference(value)
     if kind == "Bytes" and isinstance(value, str):
         return parse_bytes(value, name=name)
-    words = ACCEPTED.get(name, BY_TYPE[kind])
+    words = ACCEPTED.get(name) or BY_TYPE.get(kind, "a whole number of at least 0")
     plain = {"bool": bool, "str": str}.get(kind)
     if not (isinstance(value, plain) if plain else accepts(words, value)):
         raise InvalidArgument(f"{name}={value!r}: expected {words}")

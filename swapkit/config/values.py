@@ -6,9 +6,9 @@ The words that errors and documents show are what a value is checked by, so they
 from __future__ import annotations
 
 import math
-import operator
 import re
 import warnings
+from operator import ge, gt, le, lt
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -16,12 +16,7 @@ if TYPE_CHECKING:
 
 _Default = TypeVar("_Default", bound="int | None")
 
-_COMPARES = {
-    **dict.fromkeys(("from", "at least"), operator.ge),
-    **dict.fromkeys(("to", "at most"), operator.le),
-    "above": operator.gt,
-    "below": operator.lt,
-}
+_COMPARES = {"from": ge, "at least": ge, "to": le, "at most": le, "above": gt, "below": lt}
 _LIMIT = re.compile(rf"\b({'|'.join(_COMPARES)}) (-?\d+)")
 _NUMBERS = ("a number", "a whole number", "a power of 2")
 _BOOLS = {"true": True, "1": True, "false": False, "0": False}

@@ -25,7 +25,7 @@ from tests.unit._runtime.rig import interrupts
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from swapkit.config.cpu_affinity import CpuAffinity
+    from swapkit.config.environment import CpuAffinity
 
 ALLOWED = frozenset(os.sched_getaffinity(0))
 ONE = frozenset({min(ALLOWED)})

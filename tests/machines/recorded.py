@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from swapkit._runtime.affinity.devices import choose_cpus
 from swapkit._runtime.affinity.places import find_place, format_cpus, parse_address, parse_cpus
 from swapkit._runtime.affinity.system import CommandHung, CommandMissing, System
-from swapkit.config.cpu_affinity import read_cpu_affinity
+from swapkit.config.environment import read_cpu_affinity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

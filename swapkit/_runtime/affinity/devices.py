@@ -11,7 +11,7 @@ import torch
 from swapkit._runtime.affinity.places import KINDS, find_place, format_cpus, list_nodes, parse_cpus
 from swapkit._runtime.affinity.system import System, Unknown
 from swapkit._runtime.torch_compat.accelerators import ACCELERATORS, CUDA
-from swapkit.config.cpu_affinity import CONF, COUNT
+from swapkit.config.environment import CONF, COUNT
 from swapkit.errors import InvalidArgument
 from swapkit.texts import get_logger
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from swapkit._runtime.affinity.places import Place
-    from swapkit.config.cpu_affinity import CpuAffinity
+    from swapkit.config.environment import CpuAffinity
 
 # ---- choice --------------------------------------------------------------------------------------
 #

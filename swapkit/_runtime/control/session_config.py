@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import torch
 
     from swapkit._runtime.saved.device import Limits
-    from swapkit.config.cpu_affinity import CpuAffinity
+    from swapkit.config.environment import CpuAffinity
     from swapkit.ir.plans import Plan
     from swapkit.ir.traces import Trace
     from swapkit.planning.planner import Policy

@@ -26,6 +26,7 @@ from swapkit.registry import Choice, Recompute, Source, Swap
 from swapkit.texts import get_logger
 
 if TYPE_CHECKING:
+    import contextlib
     from collections.abc import Callable
 
     from torch.optim.optimizer import ParamsT
@@ -87,9 +88,8 @@ def _parse_range(pattern: str, text: str) -> tuple[int, int] | None:
         return None
     match = _RANGE.fullmatch(text)
     if match is None or int(match[1]) > int(match[2]):
-        raise InvalidArgument(
-            f"pattern {pattern!r}: {{{text}}} is neither {{*}} nor a range such as {{0-3}}"
-        )
+        accepted = "{*} nor a range such as {0-3}"
+        raise InvalidArgument(f"pattern {pattern!r}: {{{text}}} is neither {accepted}")
     return int(match[1]), int(match[2])
 
 
@@ -109,12 +109,10 @@ def find_modules(
         raise InvalidArgument(f"plan={plan!r}: expected a list of patterns, e.g. ['layers.{{*}}']")
     patterns = {str(each): compile_pattern(str(each)) for each in plan}
     modules = dict(model.named_modules())
-    matching = {
-        text: {path for path in modules if each.matches(path)} for text, each in patterns.items()
-    }
-    chosen = set[str]().union(*matching.values())
+    matched = {text: set(filter(each.matches, modules)) for text, each in patterns.items()}
+    chosen = set[str]().union(*matched.values())
     found = {path: module for path, module in modules.items() if path in chosen}
-    return found, [text for text, paths in matching.items() if not paths]
+    return found, [text for text, paths in matched.items() if not paths]
 
 
 # ---- chosen modules ------------------------------------------------------------------------------
@@ -172,9 +170,8 @@ def recompute_modules(model: _Model, plan: Iterable[str]) -> _Model:
     found, _ = find_modules(model, plan)
     parts = _parts_of(found)
     if not parts:
-        raise InvalidArgument(
-            f"plan={list(plan)!r} matches no module of {type(model).__name__} that has a forward"
-        )
+        nothing = f"no module of {type(model).__name__} that has a forward"
+        raise InvalidArgument(f"plan={list(plan)!r} matches {nothing}")
     for part in parts:
         what = Recompute(swap_inputs=part.judgement.swap is not None)
         part.add(Choice(source=Source.PATTERN, what=what))
@@ -193,6 +190,13 @@ def _parts_of(modules: dict[str, torch.nn.Module]) -> list[Part]:
 # The copy back starts this many operators ahead of its use, without prefetching.
 LEAST_AHEAD = 1
 _numbering = threading.Lock()  # guards `TensorSwapContext.contexts_of`; nothing waits inside
+
+
+class _Entered(threading.local):
+    """The contexts that a thread has entered."""
+
+    def __init__(self) -> None:
+        self.contexts: list[contextlib.AbstractContextManager[None]] = []
 
 
 class TensorSwapContext:
@@ -227,7 +231,7 @@ class TensorSwapContext:
             self.layer_idx = TensorSwapContext.contexts_of[module_tag]
             TensorSwapContext.contexts_of[module_tag] += 1
         self.prefetch = prefetch
-        self._entered = threading.local()
+        self._entered = _Entered()
 
     @property
     def layer_nums(self) -> int:
@@ -249,7 +253,7 @@ class TensorSwapContext:
         swap = Swap(prefetch=ahead, min_bytes=read_environment().min_swap_bytes)
         context = opened_for(placement_of(swap, None), self._picks)
         context.__enter__()
-        self._stack().append(context)
+        self._entered.contexts.append(context)
 
     def __exit__(self, *args: object) -> None:
         """End the innermost entry of this thread.
@@ -257,16 +261,12 @@ class TensorSwapContext:
         Raises:
             SessionError: this thread has not entered the context.
         """
-        stack = self._stack()
-        if not stack:
+        if not self._entered.contexts:
             raise SessionError("a TensorSwapContext must end on the thread on which it began")
-        stack.pop().__exit__(None, None, None)
+        self._entered.contexts.pop().__exit__(None, None, None)
 
     def _picks(self, tensor: torch.Tensor) -> bool:
         return self._check_fn is None or bool(self._check_fn(tensor))
-
-    def _stack(self) -> Any:  # noqa: ANN401 - the list of the contexts entered by this thread
-        return vars(self._entered).setdefault("stack", [])
 
 
 # ---- optimizer -----------------------------------------------------------------------------------
@@ -309,9 +309,8 @@ class AdamWSwap(torch.optim.AdamW):
 
 def _check(mem_fraction_static: float | None, state_keys: Iterable[str] | None) -> None:
     if mem_fraction_static is not None and not 0 < mem_fraction_static <= 1:
-        raise InvalidArgument(
-            f"mem_fraction_static={mem_fraction_static!r}: expected a number above 0, at most 1"
-        )
+        accepted = "expected a number above 0, at most 1"
+        raise InvalidArgument(f"mem_fraction_static={mem_fraction_static!r}: {accepted}")
     unknown = ", ".join(sorted(set(state_keys or ()).difference(STATE_KEYS)))
     if unknown:
         states = ", ".join(STATE_KEYS)

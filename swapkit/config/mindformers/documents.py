@@ -25,13 +25,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from swapkit.config.mindformers.selections import (
-    LogLine,
-    ModelInputs,
-    is_list_of,
-    is_whole,
-    warning,
-)
+from swapkit.config.mindformers.log_lines import LogLine, warning
+from swapkit.config.mindformers.selections import ModelInputs, is_list_of, is_whole
 from swapkit.config.yaml_documents import read_text, read_yaml
 from swapkit.errors import InvalidConfiguration, WrongKey, WrongType
 from swapkit.texts import printable
@@ -45,9 +40,7 @@ if TYPE_CHECKING:
 Section = TypeVar("Section", bound="_Section")
 
 # Keys of `context`, and the reason why they have no effect.
-WITHOUT_EFFECT = {
-    "memory_optimize_level": "it applies only to MindSpore's static graphs",
-}
+WITHOUT_EFFECT = {"memory_optimize_level": "it applies only to MindSpore's static graphs"}
 ALIKE = 0.75  # similarity (of 1) from which a key counts as a misspelt section
 
 # ---- swap entries --------------------------------------------------------------------------------
@@ -123,10 +116,10 @@ def _normalise(mode: str, entries: Sequence[Mapping[str, object]]) -> tuple[Swap
         differing = differing or (before is not None and before != made.backward_prefetch)
         read.append(made)
         if differing and any(each.layers is True for each in read):
+            advice = "If one entry has 'layers: True', give all entries the same value"
             raise InvalidConfiguration(
-                f"Invalid {mode} configuration at index {index}: {dict(entry)}. Inconsistent "
-                "'backward_prefetch' values. If one entry has 'layers: True', give all entries "
-                "the same value"
+                f"Invalid {mode} configuration at index {index}: {dict(entry)}. "
+                f"Inconsistent 'backward_prefetch' values. {advice}"
             )
         if "backward_prefetch" not in entry:
             advice = "'backward_prefetch' is missing; give a number of at least 1"
@@ -137,7 +130,7 @@ def _normalise(mode: str, entries: Sequence[Mapping[str, object]]) -> tuple[Swap
 
 
 def _check_layers(mode: str, layers: object) -> None:
-    lists = layers if is_list_of(layers, (list, tuple)) else [layers]
+    lists = layers if is_list_of(layers, list, tuple) else [layers]
     if isinstance(layers, bool) or all(
         is_list_of(each, int) and all(map(is_whole, each)) for each in lists
     ):
@@ -420,10 +413,9 @@ def check_rules(document: Document, layout: Layout) -> None:
         if swap.swap:
             _check_indices(key, value)
         elif is_list_of(value, int) and len(value) > stages:
-            raise InvalidConfiguration(
-                f"length of {key} should be equal or less than pipeline_stage number, but get "
-                f"length of {key} ({value}) > pp({stages})"
-            )
+            must = f"length of {key} should be equal or less than pipeline_stage number"
+            but = f"but get length of {key} ({value}) > pp({stages})"
+            raise InvalidConfiguration(f"{must}, {but}")
     if not swap.swap:
         return
     given = swap.default_prefetch
@@ -442,18 +434,19 @@ def _check_indices(key: str, value: object) -> None:
     is_mapping = isinstance(value, Mapping)
     for layers in value.values() if isinstance(value, Mapping) else (value,):
         if not isinstance(layers, (bool, list, tuple)):
-            must = f"Type of {key} must be bool, list or tuple"
-            must = f"Layer info of {key} must be list" if is_mapping else must
-            raise InvalidConfiguration(
-                f"{must} when enabling swap, but get {type(layers)}. It is {layers!r}"
-                + ("; True and False are accepted too" if is_mapping else "")
-            )
+            whole, tail = f"Type of {key} must be bool, list or tuple", ""
+            if is_mapping:
+                whole, tail = (
+                    f"Layer info of {key} must be list",
+                    "; True and False are accepted too",
+                )
+            but = f"but get {type(layers)}. It is {layers!r}{tail}"
+            raise InvalidConfiguration(f"{whole} when enabling swap, {but}")
     for item in value if isinstance(value, (list, tuple)) else ():
         if not isinstance(item, int):
-            raise InvalidConfiguration(
-                f"If the type of {key} is list or tuple, the type of element of it must be int, "
-                f"but get {type(item)}. It is {value!r}; give layer indices"
-            )
+            must = f"If the type of {key} is list or tuple, the type of element of it must be int"
+            but = f"but get {type(item)}. It is {value!r}; give layer indices"
+            raise InvalidConfiguration(f"{must}, {but}")
 
 
 def _check_prefetch(key: str, which: str, value: object, shown: str) -> None:

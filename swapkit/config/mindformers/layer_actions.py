@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
+from swapkit.config.mindformers.log_lines import LogLine, info, warning
 from swapkit.config.mindformers.patterns import (
     SEPARATOR,
     Match,
@@ -31,24 +32,16 @@ from swapkit.config.mindformers.patterns import (
 from swapkit.config.mindformers.selections import (
     Indices,
     LayerSelection,
-    LogLine,
-    info,
     is_list_of,
     read_counts,
     read_indices,
-    warning,
 )
 from swapkit.errors import InvalidConfiguration, WrongType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from swapkit.config.mindformers.documents import (
-        Document,
-        RecomputeConfig,
-        SwapConfig,
-        SwapEntry,
-    )
+    from swapkit.config.mindformers.documents import Document, RecomputeConfig, SwapConfig
     from swapkit.config.mindformers.patterns import LayerModule
     from swapkit.config.mindformers.selections import LayerPlace, Layout
 
@@ -78,18 +71,13 @@ DEFAULT_PATTERNS: dict[Flavour, dict[str, tuple[str, ...]]] = {
         EXCLUDE_COMM: (),
     },
     Flavour.MCORE: {
-        SELECT: tuple(
-            rf"mlp\.{part}{operator}"
-            for part in (r"shared_experts\.", "")
-            for operator in ("mul", r"activation_func\.silu")
+        SELECT: (
+            *(r"mlp\.shared_experts\.mul", r"mlp\.shared_experts\.activation_func\.silu"),
+            *(r"mlp\.mul", r"mlp\.activation_func\.silu"),
         ),
         SELECT_COMM: (r".*\.norm",),
     },
 }
-PRIORITY = (
-    "The configuration of select_recompute_exclude and select_comm_recompute_exclude "
-    "have the highest priority."
-)
 
 
 class RecomputedLayers(NamedTuple):
@@ -123,16 +111,15 @@ def settle_recomputation(
     count: Callable[..., LayerSelection] = partial(read_counts, layout=layout)
     read = read_indices if by_index else count
     full = read(config.recompute, key="recompute")
-    patterns = {
+    patterns = {}
+    for key, defaults in DEFAULT_PATTERNS[flavour].items():
         # Exclusions are counts per stage even while swap is on.
-        key: _read_patterns(
-            key, getattr(config, key), defaults, count if key in {EXCLUDE, EXCLUDE_COMM} else read
-        )
-        for key, defaults in DEFAULT_PATTERNS[flavour].items()
-    }
+        reader = count if key in {EXCLUDE, EXCLUDE_COMM} else read
+        patterns[key] = _read_patterns(key, getattr(config, key), defaults, reader)
     lines = [info(f"Formative layer_recompute: {full.printed}")]
     if flavour is Flavour.LEGACY:
-        lines.append(info(PRIORITY))
+        both = f"{EXCLUDE} and {EXCLUDE_COMM}"
+        lines.append(info(f"The configuration of {both} have the highest priority."))
         for key in (SELECT, SELECT_COMM):
             lines += _remove_excluded(key, patterns[key], patterns[f"{key}_exclude"])
     for key, of_key in patterns.items():
@@ -161,9 +148,8 @@ def _remove_excluded(key: str, select: Patterns, exclude: Patterns) -> Iterator[
         like = next((other for other in select if is_alike(pattern, other)), None)
         if like is not None:
             del select[like]
-            yield info(
-                f"The pattern {like} in {key} conflicts with {key}_exclude and will be removed."
-            )
+            conflict = f"conflicts with {key}_exclude and will be removed."
+            yield info(f"The pattern {like} in {key} {conflict}")
 
 
 # ---- swap ----------------------------------------------------------------------------------------
@@ -299,7 +285,7 @@ def settle_swapping(config: SwapConfig, recompute: RecomputeConfig) -> Swapping:
     return read._replace(log_lines=(*lines, *map(warning, read.list_conflicts(recompute))))
 
 
-def _read_rules(key: str, entries: Iterable[SwapEntry]) -> Rules:
+def _read_rules(key: str, entries: Iterable[tuple[object, object]]) -> Rules:
     return tuple(
         SwapRule(f"{key}.backward_prefetch", read_indices(layers, key=f"{key}.layers"), prefetch)
         for prefetch, layers in entries

@@ -3,34 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import logging
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard
 
+from swapkit.config.mindformers.log_lines import LogLine, info
 from swapkit.errors import InvalidArgument, InvalidConfiguration, WrongStage, WrongType
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     Offset: TypeAlias = int | Sequence[int] | Sequence[Sequence[int]]
-
-# ---- log lines -----------------------------------------------------------------------------------
-#
-# Log lines as values: the caller of the configuration decides where to log them.
-
-
-class LogLine(NamedTuple):
-    """A text and its `logging` level."""
-
-    level: int
-    text: str
-
-    def __str__(self) -> str:
-        return f"{logging.getLevelName(self.level)} - {self.text}"
-
-
-info, warning = partial(LogLine, logging.INFO), partial(LogLine, logging.WARNING)
 
 # ---- selections ----------------------------------------------------------------------------------
 #
@@ -64,11 +46,9 @@ class Counts(NamedTuple):
             WrongStage: there is no count for the slot of the layer.
         """
         if place.chunk >= len(self.rows) or place.stage >= len(self.rows[place.chunk]):
-            raise WrongStage(
-                f"{self.key}={self.given} has no count for layer {place.layer}, which is in chunk "
-                f"{place.chunk} of stage {place.stage}; give a row for each chunk, with a count "
-                "for each stage"
-            )
+            where = f"layer {place.layer}, which is in chunk {place.chunk} of stage {place.stage}"
+            advice = "give a row for each chunk, with a count for each stage"
+            raise WrongStage(f"{self.key}={self.given} has no count for {where}; {advice}")
         return 0 <= place.index < self.rows[place.chunk][place.stage]
 
     @property
@@ -138,9 +118,9 @@ def read_counts(value: object, layout: Layout, *, key: str) -> Counts:
     return Counts(key=key, rows=rows, given=repr(value))
 
 
-def is_list_of(value: object, kind: type[Any] | tuple[type[Any], ...]) -> TypeGuard[Sequence[Any]]:
-    """Return whether a value is a list or tuple of items of a type, or empty."""
-    return isinstance(value, (list, tuple)) and all(isinstance(item, kind) for item in value)
+def is_list_of(value: object, *kinds: type[Any]) -> TypeGuard[Sequence[Any]]:
+    """Return whether a value is a list or tuple of items of these types, or empty."""
+    return isinstance(value, (list, tuple)) and all(isinstance(item, kinds) for item in value)
 
 
 def _illegal(value: object, key: str, accepted: str) -> InvalidConfiguration:
@@ -157,10 +137,8 @@ def _spread_stages(value: Sequence[int], layout: Layout, key: str) -> Table:
         wanted = value[stage] if stage < len(value) else 0
         count = _clamp(wanted, sum(sizes))
         if count < 0:
-            raise InvalidConfiguration(
-                f"{key}={value!r}: cannot select {wanted} of the {sum(sizes)} layers of stage "
-                f"{stage}; give {COUNTS}"
-            )
+            asked = f"{wanted} of the {sum(sizes)} layers of stage {stage}"
+            raise InvalidConfiguration(f"{key}={value!r}: cannot select {asked}; give {COUNTS}")
         turns = sorted((turn, chunk) for chunk, size in enumerate(sizes) for turn in range(size))
         dealt = [chunk for _, chunk in turns[:count]]
         columns.append([dealt.count(chunk) for chunk in range(layout.chunks)])
@@ -176,10 +154,9 @@ def _clamp_row(value: Sequence[object], chunk: int, layout: Layout, key: str) ->
         raise _illegal(value, key, COUNTS)
     surplus = counts[len(sizes) :]
     if any(item is not False for item in surplus) or (isinstance(row, bool) and not sizes):
-        raise WrongStage(
-            f"{key}={value!r}: row {chunk} has more counts than there are slots; the pipeline has "
-            f"{layout.chunks} chunks of {layout.stages} stages"
-        )
+        has = f"the pipeline has {layout.chunks} chunks of {layout.stages} stages"
+        much = f"row {chunk} has more counts than there are slots"
+        raise WrongStage(f"{key}={value!r}: {much}; {has}")
     return tuple(map(_clamp, counts, sizes)) + (0,) * len(surplus)
 
 
@@ -356,10 +333,10 @@ def _spread_offset(layout: Layout) -> Table:
     total = sum(map(sum, rows))
     remainder = layout.num_layers % (stages * chunks)
     if total != remainder:
+        slots = f"(pp ({stages}) * pp_interleave_num ({chunks}))"
         raise InvalidConfiguration(
             f"The sum of `offset` ({total}) should equal to remainder of `num_layers` "
-            f"({layout.num_layers}) % (pp ({stages}) * pp_interleave_num ({chunks})) = {remainder}"
-            f"; `offset`: {offset}"
+            f"({layout.num_layers}) % {slots} = {remainder}; `offset`: {offset}"
         )
     return repeated
 
@@ -367,12 +344,10 @@ def _spread_offset(layout: Layout) -> Table:
 def _read_offset(offset: object) -> Table:
     """Return the rows of an offset; a number or a list of numbers is one row."""
     row = [offset] if is_whole(offset) else offset
-    rows = row if row and is_list_of(row, (list, tuple)) else [row]
+    rows = row if row and is_list_of(row, list, tuple) else [row]
     if not all(isinstance(each, (list, tuple)) and all(map(is_whole, each)) for each in rows):
-        raise WrongType(
-            f"offset={offset!r}: expected a whole number, a list with one for each stage, or such "
-            "a list for each chunk"
-        )
+        accepted = "a whole number, a list with one for each stage, or such a list for each chunk"
+        raise WrongType(f"offset={offset!r}: expected {accepted}")
     return tuple(map(tuple, rows))
 
 
@@ -382,7 +357,5 @@ def _check_shape(layout: Layout, offset: Sequence[object], rows: Table) -> None:
         shapes.append(("[-2]", "pp_interleave_num", layout.chunks, len(rows)))
     for axis, name, wanted, got in shapes:
         if got != wanted:
-            raise InvalidConfiguration(
-                f"offset.shape{axis} should equal to `{name}` ({wanted}), but got ({got}). "
-                f"`offset`: {offset}"
-            )
+            must = f"offset.shape{axis} should equal to `{name}` ({wanted})"
+            raise InvalidConfiguration(f"{must}, but got ({got}). `offset`: {offset}")

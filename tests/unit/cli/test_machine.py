@@ -17,7 +17,7 @@ from swapkit.ir.codec import decode_machine, read_machine
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from swapkit.config.cpu_affinity import CpuAffinity
+    from swapkit.config.environment import CpuAffinity
 
 SPEEDS = Speeds(
     out_bytes_per_second=3e9,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swapkit.config.cpu_affinity import NO_AFFINITY, CpuAffinity, read_cpu_affinity
-from swapkit.config.environment import read_environment
+from swapkit.config.environment import NO_AFFINITY, CpuAffinity, read_cpu_affinity, read_environment
 
 
 @pytest.mark.promise("D8")

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from swapkit.config.flags import FLAGS, WITHOUT_COUNTERPART, add_arguments, from_arguments
-from swapkit.config.incompatibilities import TUNES
+from swapkit.config.flags import FLAGS, TUNES, WITHOUT_COUNTERPART, add_arguments, from_arguments
 from swapkit.config.settings import LayerPart, Settings
 from swapkit.errors import InvalidArgument
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swapkit.config.incompatibilities import INCOMPATIBLE, Pair, check_pairs
+from swapkit.config.flags import INCOMPATIBLE, Pair, check_pairs
 from swapkit.errors import InvalidArgument
 
 _RESPECTED = "the plan respects the user's choice"

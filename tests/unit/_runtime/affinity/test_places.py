@@ -20,7 +20,7 @@ from swapkit._runtime.affinity.places import (
     parse_address,
     parse_cpus,
 )
-from swapkit.config.cpu_affinity import CpuAffinity
+from swapkit.config.environment import CpuAffinity
 from tests.machines.recorded import RecordedSystem
 
 VIRTUAL = "0000:08:00.0"
