@@ -22,7 +22,7 @@ from swapkit.units import MIB
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Mapping
 
     from swapkit.config.smart_swap import SmartSwapConfig, SmartSwapSource
 
@@ -41,14 +41,13 @@ def _on(description: str | None = None) -> dict[str, Any]:
 
 
 def _value(
-    default: Any = None,  # noqa: ANN401 - of the flag's type
-    metavar: str | None = None,
-    description: str | None = None,
-    kind: Callable[[str], Any] = str,
-    **options: object,
+    default: object = None,
+    metavar: object = None,
+    text: object = None,
+    kind: object = str,
+    **more: object,
 ) -> dict[str, Any]:
-    shown = {"metavar": metavar, "help": description}
-    return {"type": kind, "default": default, **shown, **options}
+    return {"type": kind, "default": default, "metavar": metavar, "help": text, **more}
 
 
 _LAYERS = _value(None, "N", kind=int)
@@ -190,8 +189,9 @@ def from_arguments(
         bind_cpus=plans,
         smart_swap=chosen,
     )
-    for text in list_idle(flags.is_set):
-        _warn(text)
+    for name, switches in TUNES.items():
+        if flags.is_set(name) and not any(map(flags.is_set, switches)):
+            _warn(f"--{name} has no effect without --{' or --'.join(switches)}")
     return settings
 
 
@@ -409,17 +409,6 @@ TUNES: dict[str, tuple[str, ...]] = {
     "swap-modules": ("swap-attention",),
     "swap-optimizer-times": ("swap-optimizer",),
 }
-
-
-def list_idle(is_set: Callable[[str], bool]) -> Iterator[str]:
-    """Yield a warning for each flag that tunes a feature which is off.
-
-    Args:
-        is_set: returns whether a flag has another value than its default.
-    """
-    for flag, switches in TUNES.items():
-        if is_set(flag) and not any(map(is_set, switches)):
-            yield f"--{flag} has no effect without --{' or --'.join(switches)}"
 
 
 def check_pairs(asked: Mapping[str, str]) -> None:

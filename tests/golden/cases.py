@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from swapkit.config.mindformers.documents import Document, RecomputeConfig, SwapConfig, check_rules
 from swapkit.config.mindformers.layer_actions import (
-    Flavour,
     LayerActions,
     settle,
     settle_recomputation,
@@ -124,7 +123,7 @@ def _run(case: Case, sections: dict[str, Any], layer: Tree, outcome: Outcome) ->
     recomputation = settle_recomputation(
         document.recompute,
         outcome.layout,
-        flavour=Flavour(flavour),
+        flavour=flavour,
         by_index=document.swap.swap and flavour == "legacy",
     )
     outcome.lines += map(str, recomputation.log_lines)

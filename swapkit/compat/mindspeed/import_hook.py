@@ -158,17 +158,14 @@ class _ModuleFinder(importlib.abc.MetaPathFinder):
         return None
 
 
-def _make_spec(fullname: str) -> ModuleSpec:
-    # A package, even without modules: only in packages do imports of unknown names reach a finder.
-    return ModuleSpec(fullname, _LOADER, is_package=True)
-
-
 def _is_ours(name: str) -> bool:
     module = sys.modules.get(name)
     return module is not None and getattr(module.__spec__, "loader", None) is _LOADER
 
 
 _LOADER = _Loader()
+# A package, even without modules: only in packages do imports of unknown names reach a finder.
+_make_spec = functools.partial(ModuleSpec, loader=_LOADER, is_package=True)
 _FIRST, _LAST = _ModuleFinder(is_last=False), _ModuleFinder(is_last=True)
 _replaced: dict[str, ModuleType] = {}  # the original modules, by path
 

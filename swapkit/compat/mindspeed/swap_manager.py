@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -27,11 +27,14 @@ if TYPE_CHECKING:
     from swapkit._runtime.session.session import Session
     from swapkit.compat.mindspeed.swap_policy import SwapPolicy
 
+    _Models: TypeAlias = tuple[torch.nn.Module, ...]
+    _Edit: TypeAlias = Callable[[SwapPolicy], object] | None
+
 
 class StepSession:
     """The running SwapManager: a session of `swapkit.budget`, as attribute `session`."""
 
-    def __init__(self, models: tuple[torch.nn.Module, ...], session: Session) -> None:
+    def __init__(self, models: _Models, session: Session) -> None:
         """Enter a session.
 
         Args:
@@ -83,7 +86,7 @@ def start_swap_manager(  # noqa: PLR0913, PLR0917 - MindSpeed's arguments
     optimizer: object = None,
     get_optimizer_tensors_fcn: Callable[..., Any] | None = None,
     get_shared_tensors_fcn: Callable[..., Any] | None = None,
-    custom_policy_fcn: Callable[[SwapPolicy], object] | None = None,
+    custom_policy_fcn: _Edit = None,
 ) -> StepSession:
     """Return the process's SwapManager; the first call starts a session with `--smart-swap`.
 
@@ -119,9 +122,7 @@ def start_swap_manager(  # noqa: PLR0913, PLR0917 - MindSpeed's arguments
     return manager
 
 
-def _check(
-    num_micro_batch_fcn: object, models: object, num_layers: object
-) -> tuple[torch.nn.Module, ...]:
+def _check(num_micro_batch_fcn: object, models: object, num_layers: object) -> _Models:
     if not callable(num_micro_batch_fcn):
         raise InvalidArgument(f"num_micro_batch_fcn={num_micro_batch_fcn!r}: expected a function")
     if type(num_layers) is not int or num_layers < -1 or num_layers == 0:
@@ -133,22 +134,15 @@ def _check(
     return chunks  # type: ignore[return-value]
 
 
-def _start(
-    chunks: tuple[torch.nn.Module, ...],
-    optimizer: object,
-    custom_policy_fcn: Callable[[SwapPolicy], object] | None,
-) -> StepSession:
+def _start(chunks: _Models, optimizer: object, edit: _Edit) -> StepSession:
     model = chunks[0] if len(chunks) == 1 else torch.nn.ModuleList(chunks)
     optimizers = list_optimizers(optimizer)
     asked = from_arguments(argparse.Namespace(smart_swap=True))
     assert asked.smart_swap is not None
     options: dict[str, Any] = {}
-    if custom_policy_fcn is not None:
-        options["policy"] = EditedPolicy(
-            policy=choose_swap_policy(asked.smart_swap, model),
-            edit=custom_policy_fcn,
-            layers=layer_paths(model),
-        )
+    if edit is not None:
+        policy = choose_swap_policy(asked.smart_swap, model)
+        options["policy"] = EditedPolicy(policy=policy, edit=edit, layers=layer_paths(model))
     ensure_installation(choose_device(None, model))
     # No optimizers: only step() ends the session's steps, as in a loop without an optimizer.
     session = asked.budget(model, **options)

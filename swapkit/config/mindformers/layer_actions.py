@@ -14,7 +14,6 @@ Source:
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -53,24 +52,20 @@ if TYPE_CHECKING:
 Patterns: TypeAlias = dict[str, LayerSelection]
 
 
-class Flavour(enum.Enum):
-    """The MindFormers implementation to follow."""
-
-    LEGACY = "legacy"  # all keys
-    MCORE = "mcore"  # other default patterns; neither exclusions nor swap
-
-
+# The MindFormers implementation to follow: "mcore" has other default patterns, and neither
+# exclusions nor swap.
+Flavour: TypeAlias = Literal["legacy", "mcore"]
 SELECT, SELECT_COMM = "select_recompute", "select_comm_recompute"
 EXCLUDE, EXCLUDE_COMM = "select_recompute_exclude", "select_comm_recompute_exclude"
 # The keys of each flavour and their default patterns. Without a pattern an exclusion has none.
 DEFAULT_PATTERNS: dict[Flavour, dict[str, tuple[str, ...]]] = {
-    Flavour.LEGACY: {
+    "legacy": {
         SELECT: (r"feed_forward\.mul", r"feed_forward\.w1\.activation\.silu"),
         SELECT_COMM: (r".*\.norm",),
         EXCLUDE: (),
         EXCLUDE_COMM: (),
     },
-    Flavour.MCORE: {
+    "mcore": {
         SELECT: (
             *(r"mlp\.shared_experts\.mul", r"mlp\.shared_experts\.activation_func\.silu"),
             *(r"mlp\.mul", r"mlp\.activation_func\.silu"),
@@ -117,7 +112,7 @@ def settle_recomputation(
         reader = count if key in {EXCLUDE, EXCLUDE_COMM} else read
         patterns[key] = _read_patterns(key, getattr(config, key), defaults, reader)
     lines = [info(f"Formative layer_recompute: {full.printed}")]
-    if flavour is Flavour.LEGACY:
+    if flavour == "legacy":
         both = f"{EXCLUDE} and {EXCLUDE_COMM}"
         lines.append(info(f"The configuration of {both} have the highest priority."))
         for key in (SELECT, SELECT_COMM):
@@ -377,7 +372,7 @@ class NormalSettings(NamedTuple):
         """Return the matches of a key's patterns in a layer, and append their log lines."""
         targets: list[Match] = []
         names: list[str] = []
-        is_legacy = self.recomputation.flavour is Flavour.LEGACY
+        is_legacy = self.recomputation.flavour == "legacy"
         for pattern, layers in self.recomputation.patterns[key].items():
             matches = find(pattern, layer) if layers.covers(place) else []
             if key != SELECT:
@@ -393,9 +388,7 @@ class NormalSettings(NamedTuple):
         return tuple(distinct(targets))
 
 
-def settle(
-    document: Document, layout: Layout, flavour: Literal["legacy", "mcore"] = "legacy"
-) -> NormalSettings:
+def settle(document: Document, layout: Layout, flavour: Flavour = "legacy") -> NormalSettings:
     """Normalise a document for models of a layout.
 
     Args:
@@ -410,11 +403,10 @@ def settle(
         InvalidConfiguration: a value has a form that its key does not accept; or a subclass, see
             `settle_recomputation` and `settle_swapping`.
     """
-    kinds = {kind.value: kind for kind in Flavour}
-    if flavour not in kinds:
-        raise InvalidConfiguration(f"flavour={flavour!r}: expected one of {list(kinds)}")
+    if flavour not in DEFAULT_PATTERNS:
+        raise InvalidConfiguration(f"flavour={flavour!r}: expected one of {[*DEFAULT_PATTERNS]}")
     asked, swaps = document.recompute, document.swap.swap and flavour == "legacy"
-    recomputation = settle_recomputation(asked, layout, flavour=kinds[flavour], by_index=swaps)
+    recomputation = settle_recomputation(asked, layout, flavour=flavour, by_index=swaps)
     swapping = settle_swapping(document.swap, asked) if swaps else None
     lines = layout.log_lines + recomputation.log_lines + (swapping.log_lines if swapping else ())
     return NormalSettings(layout, recomputation, swapping, lines)

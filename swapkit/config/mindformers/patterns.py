@@ -34,12 +34,10 @@ class LayerModule(Protocol):
     @property
     def operators(self) -> Sequence[str]:
         """The names of the operators that the module itself calls, in any order."""
-        ...
 
     @property
     def children(self) -> Sequence[tuple[str, LayerModule]]:
         """The names of the direct submodules and the submodules, in the order of declaration."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
