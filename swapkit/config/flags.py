@@ -162,13 +162,8 @@ def from_arguments(
     environment = read_environment(variables)
     fragmentation = bool(flags["memory-fragmentation"] or environment.memory_fragmentation)
     check_pairs(_list_features(flags, fragmentation=fragmentation))
-    for name, instead in WITHOUT_COUNTERPART.items():
-        if flags.is_set(name):
-            _warn(f"--{name} has no effect: {instead}")
     size_mb = flags[_ADAPTIVE[1]]
-    if smart_swap is None:
-        smart_swap = flags["smart-swap-config"] or swap_policy_config
-    chosen = read_smart_swap(smart_swap) if flags["smart-swap"] else None
+    chosen = _read_smart_swap(flags, smart_swap)
     total = train_iters if train_iters is not None else getattr(args, "train_iters", None)
     searches, plans = bool(flags[_ADAPTIVE[0]]), bool(flags["adaptive-memory-optimization"])
     other = "auto" if plans else "swap" if chosen else None
@@ -189,9 +184,7 @@ def from_arguments(
         bind_cpus=plans,
         smart_swap=chosen,
     )
-    for name, switches in TUNES.items():
-        if flags.is_set(name) and not any(map(flags.is_set, switches)):
-            _warn(f"--{name} has no effect without --{' or --'.join(switches)}")
+    _warn_of_ineffective(flags)
     return settings
 
 
@@ -216,6 +209,21 @@ class _Flags:
             above = "" if most is None else f" and at most {most}, the model's layers"
             raise InvalidArgument(f"--{name}={value}: expected at least {least}{above}")
         return value
+
+
+def _read_smart_swap(flags: _Flags, source: SmartSwapSource) -> SmartSwapConfig | None:
+    if source is None:
+        source = flags["smart-swap-config"] or swap_policy_config
+    return read_smart_swap(source) if flags["smart-swap"] else None
+
+
+def _warn_of_ineffective(flags: _Flags) -> None:
+    for name, instead in WITHOUT_COUNTERPART.items():
+        if flags.is_set(name):
+            _warn(f"--{name} has no effect: {instead}")
+    for name, switches in TUNES.items():
+        if flags.is_set(name) and not any(map(flags.is_set, switches)):
+            _warn(f"--{name} has no effect without --{' or --'.join(switches)}")
 
 
 def _is_adaptive(flags: _Flags) -> bool:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.abc
+import itertools
+import re
 import sys
 from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from types import ModuleType
 
 # ---- import table --------------------------------------------------------------------------------
@@ -133,6 +136,12 @@ def _describe_missing(path: str, name: str) -> str:
     return f"{path} has no {name!r} in swapkit; it has {has}. {advise(path, name)}"
 
 
+def _list_packages(*paths: Iterable[str]) -> set[str]:
+    """Return the packages around modules."""
+    found = itertools.chain(*paths)
+    return {path[: dot.start()] for path in found for dot in re.finditer(r"\.", path)}
+
+
 class _ModuleFinder(importlib.abc.MetaPathFinder):
     """Finder of replaced modules, and of their packages if no other finder has them."""
 
@@ -146,8 +155,7 @@ class _ModuleFinder(importlib.abc.MetaPathFinder):
             return _make_spec(fullname) if fullname in MODULES else None
         package, _, last = fullname.rpartition(".")
         inside_ours = _is_ours(package)
-        known = (*MODULES, *WITHOUT_COUNTERPART) if inside_ours else MODULES
-        if any(module.startswith(f"{fullname}.") for module in known):
+        if fullname in _list_packages(MODULES, WITHOUT_COUNTERPART if inside_ours else ()):
             return _make_spec(fullname)
         if inside_ours and package in MODULES:
             # Not the module's name: `from package import last` would ignore the error.

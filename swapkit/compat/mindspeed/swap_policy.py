@@ -88,18 +88,7 @@ def name_stages(trace: Trace, layers: Sequence[str] = ()) -> list[SwapStage]:
     firsts: defaultdict[int, list[int]] = defaultdict(list)  # of the layers, by microbatch
     for first in find_stages(trace, layers=layers):
         firsts[trace.operators[first].microbatch].append(first)
-    forward = {
-        number: max(1, bisect_right(firsts[operator.microbatch], number))
-        for number, operator in enumerate(trace.operators)
-        if operator.phase is Phase.FORWARD
-    }
-    # A storage belongs to the layer of forward that touched it last.
-    saved_in = {
-        (trace.operators[number].microbatch, storage): layer
-        for number, layer in forward.items()
-        for storage in (*trace.operators[number].reads, *trace.operators[number].writes)
-        if trace.storages[storage].is_saved
-    }
+    forward, saved_in = _find_layers(trace, firsts)
     stages: list[SwapStage] = []
     backward = 0
     for number, operator in enumerate(trace.operators):
@@ -114,6 +103,25 @@ def name_stages(trace: Trace, layers: Sequence[str] = ()) -> list[SwapStage]:
         microbatch = batch + 1 if layer else 0
         stages.append(SwapStage(stage_type=kind, micro_batch_index=microbatch, layer_index=layer))
     return stages
+
+
+def _find_layers(
+    trace: Trace, firsts: dict[int, list[int]]
+) -> tuple[dict[int, int], dict[tuple[int, int], int]]:
+    """Return the layers of forward by operator, and by microbatch and saved storage.
+
+    A storage belongs to the layer of forward that touched it last.
+    """
+    layers: dict[int, int] = {}
+    saved_in: dict[tuple[int, int], int] = {}
+    for number, operator in enumerate(trace.operators):
+        if operator.phase is Phase.FORWARD:
+            batch = operator.microbatch
+            layers[number] = max(1, bisect_right(firsts[batch], number))
+            for storage in (*operator.reads, *operator.writes):
+                if trace.storages[storage].is_saved:
+                    saved_in[batch, storage] = layers[number]
+    return layers, saved_in
 
 
 # ---- profile -------------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ def _read_entries(key: str, value: object) -> dict[str, tuple[SwapEntry, ...]]:
         if key == "layer_swap":
             groups.setdefault(key, []).append(entry)
             continue
-        named = {each: entry.get(each) for each in ("layers", "backward_prefetch")}
+        named = {"layers": entry.get("layers"), "backward_prefetch": entry.get("backward_prefetch")}
         for name in _read_names(index, entry):
             groups.setdefault(name, []).append(named)
     lead = "" if key == "layer_swap" else f"{key}: "
@@ -108,12 +108,13 @@ def _read_names(index: int, entry: Mapping[str, object]) -> Sequence[str]:
 def _normalise(mode: str, entries: Sequence[Mapping[str, object]]) -> tuple[SwapEntry, ...]:
     """Check and return the entries of one list; an entry for all layers replaces them all."""
     read: list[SwapEntry] = []
+    before: object = None
     differing = False
     for index, entry in enumerate(entries):
         made = SwapEntry(entry.get("backward_prefetch"), entry.get("layers"))
         _check_layers(mode, made.layers)
-        before = read[-1].backward_prefetch if read else None
         differing = differing or (before is not None and before != made.backward_prefetch)
+        before = made.backward_prefetch
         read.append(made)
         if differing and any(each.layers is True for each in read):
             advice = "If one entry has 'layers: True', give all entries the same value"

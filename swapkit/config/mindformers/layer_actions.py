@@ -85,6 +85,11 @@ class RecomputedLayers(NamedTuple):
     patterns: dict[str, Patterns]  # by key
     log_lines: tuple[LogLine, ...]
 
+    def name_action(self, key: str) -> str:
+        """Return what log lines call the action of a key."""
+        is_counted = self.flavour == "legacy" and not self.by_index and "exclude" not in key
+        return key.replace("_", " ") + (" on" if is_counted else "")
+
 
 def settle_recomputation(
     config: RecomputeConfig, layout: Layout, *, flavour: Flavour, by_index: bool
@@ -206,27 +211,30 @@ class Swapping(NamedTuple):
         self, place: LayerPlace, layer: LayerModule, lines: list[LogLine]
     ) -> tuple[Prefetch | None, OpSwaps]:
         """Return the prefetch of a whole layer and those of its parts, and append log lines."""
-        whole = _find_rule(self.layer_swap, place)
-        prefetch = whole.read_prefetch() if whole else None
-        if whole:
-            blanks = " " * (33 if whole.layers.everywhere else 29)  # as in MindFormers
+        rule, prefetch = _find_rule(self.layer_swap, place), None
+        if rule:
+            prefetch = rule.read_prefetch()
+            blanks = " " * (33 if rule.layers.everywhere else 29)  # as in MindFormers
             text = f"Set layer swap at layer {place.layer}{blanks}and value is: {prefetch}"
             lines.append(info(text))
+        return prefetch, self._act_on_parts(place, layer, lines)
+
+    def _act_on_parts(self, place: LayerPlace, layer: LayerModule, lines: list[LogLine]) -> OpSwaps:
         swaps: list[tuple[Match, Prefetch]] = []
         names = []
         for pattern, rules in self.op_swap.items():
             rule = _find_rule(rules, place)
             matches = find(pattern, layer) if rule else []
             if rule and matches:
-                distance = rule.read_prefetch()
-                swaps += [(match, distance) for match in matches]
+                prefetch = rule.read_prefetch()
+                swaps += [(match, prefetch) for match in matches]
                 # A dot before names in the layer itself, a blank before deeper ones.
                 lead = " " if SEPARATOR in pattern else "."
-                named = [f"{name}, value={distance}" for name in name_last(matches)]
+                named = [f"{name}, value={prefetch}" for name in name_last(matches)]
                 names.append(lead + ", ".join(named))
         if names:
             lines.append(info(f"Set op_swap at layer {place.layer}: {', '.join(names)}"))
-        return prefetch, tuple(swaps)
+        return tuple(swaps)
 
     def list_conflicts(self, recompute: RecomputeConfig) -> Iterator[str]:
         """Yield a warning for each swap that recomputation makes void, judging by names alone."""
@@ -382,8 +390,7 @@ class NormalSettings(NamedTuple):
             targets += matches
             names += name_last(matches)
         if names:
-            is_counted = is_legacy and not self.swapping and key in {SELECT, SELECT_COMM}
-            action = key.replace("_", " ") + (" on" if is_counted else "")
+            action = self.recomputation.name_action(key)
             lines.append(info(f"Set {action} at layer {place.layer}: {', '.join(names)}"))
         return tuple(distinct(targets))
 
