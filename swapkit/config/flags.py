@@ -162,6 +162,7 @@ def from_arguments(
     environment = read_environment(variables)
     fragmentation = bool(flags["memory-fragmentation"] or environment.memory_fragmentation)
     check_pairs(_list_features(flags, fragmentation=fragmentation))
+    _warn_of_foreign(flags)
     size_mb = flags[_ADAPTIVE[1]]
     chosen = _read_smart_swap(flags, smart_swap)
     total = train_iters if train_iters is not None else getattr(args, "train_iters", None)
@@ -184,7 +185,7 @@ def from_arguments(
         bind_cpus=plans,
         smart_swap=chosen,
     )
-    _warn_of_ineffective(flags)
+    _warn_of_idle(flags)
     return settings
 
 
@@ -217,10 +218,13 @@ def _read_smart_swap(flags: _Flags, source: SmartSwapSource) -> SmartSwapConfig 
     return read_smart_swap(source) if flags["smart-swap"] else None
 
 
-def _warn_of_ineffective(flags: _Flags) -> None:
+def _warn_of_foreign(flags: _Flags) -> None:
     for name, instead in WITHOUT_COUNTERPART.items():
         if flags.is_set(name):
             _warn(f"--{name} has no effect: {instead}")
+
+
+def _warn_of_idle(flags: _Flags) -> None:
     for name, switches in TUNES.items():
         if flags.is_set(name) and not any(map(flags.is_set, switches)):
             _warn(f"--{name} has no effect without --{' or --'.join(switches)}")
@@ -382,17 +386,17 @@ _ONE_PLAN = "only one of them can plan a step, so omit one"
 _BUBBLE = f"{_PLANS}, at every point of the schedule, so omit the second"
 _FRAGMENTS = "both would install their own allocator; swapkit's pool does the work of either"
 _METHOD = "a method selects which layers to recompute in full"
-_CHOSEN = ("full recompute", "selective recompute", "recompute method", "swap attention")
+_CHOSEN = ("full recompute", "selective recompute", "recompute method")
 _FINE = ("recompute activation function", "recompute norm")
 
 INCOMPATIBLE = tuple(
     Pair(first, second, reason)
     for first, reason, seconds in (
-        ("adaptive recompute", _BY_HAND, (*_CHOSEN, *_FINE)),
+        ("adaptive recompute", _BY_HAND, (*_CHOSEN, *_FINE, "swap attention")),
         ("adaptive recompute", _BUBBLE, ("recompute in bubble", "recompute in advance")),
         ("adaptive recompute", _ONE_PLAN, ("adaptive memory optimization", "smart swap")),
         ("adaptive recompute", _FRAGMENTS, ("memory fragmentation",)),
-        ("adaptive memory optimization", _BY_HAND, _CHOSEN),
+        ("adaptive memory optimization", _BY_HAND, (*_CHOSEN, "swap attention")),
         ("adaptive memory optimization", _BUBBLE, ("recompute in bubble",)),
         ("adaptive memory optimization", _ONE_PLAN, ("smart swap",)),
         ("adaptive memory optimization", _FRAGMENTS, ("memory fragmentation",)),

@@ -69,18 +69,23 @@ class SwapEntries(NamedTuple):
     layer_swap: tuple[SwapEntry, ...] = ()
 
 
+def _list_mappings(key: str, value: object) -> Sequence[Mapping[str, object]]:
+    entries = [] if value is None else [value] if isinstance(value, Mapping) else value
+    if not isinstance(entries, (list, tuple)):
+        raise InvalidConfiguration(f"{key} must be a list or dict, or None, but got {value!r}")
+    for index, entry in enumerate(entries):
+        if not isinstance(entry, Mapping):
+            raise WrongType(f"{key}[{index}]={entry!r}: expected a mapping with {_KEYS[key]}")
+    return entries
+
+
 def _read_entries(key: str, value: object) -> dict[str, tuple[SwapEntry, ...]]:
     """Return the entries of each pattern, in the order in which the patterns first appear.
 
     Those of `layer_swap` are for layers, not for a pattern: all are under the key itself.
     """
-    entries = [] if value is None else [value] if isinstance(value, Mapping) else value
-    if not isinstance(entries, (list, tuple)):
-        raise InvalidConfiguration(f"{key} must be a list or dict, or None, but got {value!r}")
     groups: dict[str, list[Mapping[str, object]]] = {}
-    for index, entry in enumerate(entries):
-        if not isinstance(entry, Mapping):
-            raise WrongType(f"{key}[{index}]={entry!r}: expected a mapping with {_KEYS[key]}")
+    for index, entry in enumerate(_list_mappings(key, value)):
         if key == "layer_swap":
             groups.setdefault(key, []).append(entry)
             continue

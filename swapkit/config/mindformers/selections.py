@@ -129,19 +129,20 @@ def _illegal(value: object, key: str, accepted: str) -> InvalidConfiguration:
 
 def _spread_stages(value: Sequence[int], layout: Layout, key: str) -> Table:
     """Deal the count of each stage to its chunks in turn; earlier chunks get the remainder."""
-    if len(value) > layout.stages:
-        counted = f"{len(value)} counts, but the pipeline has {layout.stages} stages"
-        raise WrongStage(f"{key}={value!r}: {counted}")
     columns = []
-    for stage, sizes in enumerate(zip(*layout.table, strict=True)):
-        wanted = value[stage] if stage < len(value) else 0
-        count = _clamp(wanted, sum(sizes))
+    for stage, wanted in enumerate(value[: layout.stages]):
+        sizes = [row[stage] for row in layout.table]
+        count = min(_clamp(wanted, sum(sizes)), sum(sizes))
         if count < 0:
             asked = f"{wanted} of the {sum(sizes)} layers of stage {stage}"
             raise InvalidConfiguration(f"{key}={value!r}: cannot select {asked}; give {COUNTS}")
         turns = sorted((turn, chunk) for chunk, size in enumerate(sizes) for turn in range(size))
         dealt = [chunk for _, chunk in turns[:count]]
         columns.append([dealt.count(chunk) for chunk in range(layout.chunks)])
+    columns += [[0] * layout.chunks] * (layout.stages - len(columns))
+    if len(value) > layout.stages:
+        counted = f"{len(value)} counts, but the pipeline has {layout.stages} stages"
+        raise WrongStage(f"{key}={value!r}: {counted}")
     return tuple(zip(*columns, strict=True))
 
 
