@@ -6,7 +6,6 @@ import functools
 import importlib
 import importlib.abc
 import itertools
-import re
 import sys
 from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any
@@ -136,10 +135,8 @@ def _describe_missing(path: str, name: str) -> str:
     return f"{path} has no {name!r} in swapkit; it has {has}. {advise(path, name)}"
 
 
-def _list_packages(*paths: Iterable[str]) -> set[str]:
-    """Return the packages around modules."""
-    found = itertools.chain(*paths)
-    return {path[: dot.start()] for path in found for dot in re.finditer(r"\.", path)}
+def _has_modules(package: str, *paths: Iterable[str]) -> bool:
+    return any(path.startswith(f"{package}.") for path in itertools.chain(*paths))
 
 
 class _ModuleFinder(importlib.abc.MetaPathFinder):
@@ -155,7 +152,7 @@ class _ModuleFinder(importlib.abc.MetaPathFinder):
             return _make_spec(fullname) if fullname in MODULES else None
         package, _, last = fullname.rpartition(".")
         inside_ours = _is_ours(package)
-        if fullname in _list_packages(MODULES, WITHOUT_COUNTERPART if inside_ours else ()):
+        if _has_modules(fullname, MODULES, WITHOUT_COUNTERPART if inside_ours else ()):
             return _make_spec(fullname)
         if inside_ours and package in MODULES:
             # Not the module's name: `from package import last` would ignore the error.

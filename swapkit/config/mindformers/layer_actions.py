@@ -207,19 +207,18 @@ class Swapping(NamedTuple):
     op_swap: dict[str, Rules]
     log_lines: tuple[LogLine, ...] = ()
 
-    def act(
-        self, place: LayerPlace, layer: LayerModule, lines: list[LogLine]
-    ) -> tuple[Prefetch | None, OpSwaps]:
-        """Return the prefetch of a whole layer and those of its parts, and append log lines."""
-        rule, prefetch = _find_rule(self.layer_swap, place), None
-        if rule:
-            prefetch = rule.read_prefetch()
-            blanks = " " * (33 if rule.layers.everywhere else 29)  # as in MindFormers
-            text = f"Set layer swap at layer {place.layer}{blanks}and value is: {prefetch}"
-            lines.append(info(text))
-        return prefetch, self._act_on_parts(place, layer, lines)
+    def swap_layer(self, place: LayerPlace, lines: list[LogLine]) -> Prefetch | None:
+        """Return the prefetch of a whole layer, and append its log line; None: it does not move."""
+        rule = _find_rule(self.layer_swap, place)
+        if rule is None:
+            return None
+        prefetch = rule.read_prefetch()
+        blanks = " " * (33 if rule.layers.everywhere else 29)  # as in MindFormers
+        lines.append(info(f"Set layer swap at layer {place.layer}{blanks}and value is: {prefetch}"))
+        return prefetch
 
-    def _act_on_parts(self, place: LayerPlace, layer: LayerModule, lines: list[LogLine]) -> OpSwaps:
+    def swap_parts(self, place: LayerPlace, layer: LayerModule, lines: list[LogLine]) -> OpSwaps:
+        """Return the parts of a layer that move and their prefetch, and append a log line."""
         swaps: list[tuple[Match, Prefetch]] = []
         names = []
         for pattern, rules in self.op_swap.items():
@@ -350,14 +349,14 @@ class NormalSettings(NamedTuple):
         # MindFormers logs nothing where swap is on and every layer is recomputed.
         if full and not (swapping and slices is not None):
             lines.append(info(f"Set full recompute at layer {layer_id}"))
+        # Exclusions apply to fully recomputed layers, too, but not while swap is on.
+        skips = {SELECT: full, SELECT_COMM: full}
         targets = {
             key: self._find_targets(key, place, layer, lines)
-            # Exclusions apply to fully recomputed layers, too, but not while swap is on.
-            if not (full if key in {SELECT, SELECT_COMM} else recomputation.by_index)
-            else ()
             for key in recomputation.patterns
+            if not skips.get(key, recomputation.by_index)
         }
-        layer_swap, op_swaps = swapping.act(place, layer, lines) if swapping else (None, ())
+        layer_swap = swapping.swap_layer(place, lines) if swapping else None
         stage = place.stage + self.layout.first_stage
         return LayerActions(
             stage=stage,
@@ -365,12 +364,12 @@ class NormalSettings(NamedTuple):
             pipeline_stage=None if swapping else stage,
             full=full,
             slice_activation=slices if full else None,
-            select=targets[SELECT],
-            comm=targets[SELECT_COMM],
+            select=targets.get(SELECT, ()),
+            comm=targets.get(SELECT_COMM, ()),
             select_exclude=targets.get(EXCLUDE, ()),
             comm_exclude=targets.get(EXCLUDE_COMM, ()),
             layer_swap=layer_swap,
-            op_swaps=op_swaps,
+            op_swaps=swapping.swap_parts(place, layer, lines) if swapping else (),
             log_lines=tuple(lines),
         )
 
