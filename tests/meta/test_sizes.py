@@ -22,6 +22,7 @@ GATES = {
     "statements of a Python function": 40,
     "complexity of a Python function": 10,
     "arguments of a Python function": 6,
+    "attributes of a Python class": 15,
     "lines of a C file": 600,
     "lines of a header": 350,
     "lines of a C function": 60,
@@ -82,6 +83,20 @@ def measure_python_function(path: str, name: str, node: Function) -> Iterator[Si
         yield Size(path=path, item=name, gate=f"{what} of a Python function", value=value)
 
 
+def count_attributes(node: ast.ClassDef) -> int:
+    """Return how many attributes of `self` the methods of a class assign."""
+    return len(
+        {
+            inner.attr
+            for inner in ast.walk(node)
+            if isinstance(inner, ast.Attribute)
+            and isinstance(inner.ctx, ast.Store)
+            and isinstance(inner.value, ast.Name)
+            and inner.value.id == "self"
+        }
+    )
+
+
 def measure_python(path: str, text: str) -> Iterator[Size]:
     yield Size(path=path, item="", gate="lines of a Python file", value=text.count("\n"))
 
@@ -92,6 +107,9 @@ def measure_python(path: str, text: str) -> Iterator[Size]:
                 name = f"{prefix}.{inner.name}".lstrip(".")
             if isinstance(inner, FUNCTIONS):
                 yield from measure_python_function(path, name, inner)
+            if isinstance(inner, ast.ClassDef):
+                gate, value = "attributes of a Python class", count_attributes(inner)
+                yield Size(path=path, item=name, gate=gate, value=value)
             yield from visit(inner, name)
 
     yield from visit(ast.parse(text), "")

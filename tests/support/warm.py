@@ -15,6 +15,7 @@ import contextlib
 import functools
 import importlib
 import json
+import math
 import os
 import select
 import selectors
@@ -98,20 +99,9 @@ def run(*jobs: Job, timeout_s: float | None = None) -> list[subprocess.Completed
         subprocess.TimeoutExpired: time was up.
     """
     children = [Child(job) for job in jobs]
-    by_line = {child.line: child for child in children}
-    end = None if timeout_s is None else time.monotonic() + timeout_s
-    is_late = False
-    while by_line:
-        left = None if end is None else max(0.0, end - time.monotonic())
-        ready = select.select(by_line, (), (), left)[0]
-        for line in ready:
-            child = by_line.pop(line)
-            child.status = int(line.recv(64))
-        is_late = not ready
-        if is_late or any(child.status for child in children):
-            for child in children:
-                child.kill()
-            break
+    is_late = _wait(children, timeout_s)
+    for child in children:
+        child.kill()
     done = [
         subprocess.CompletedProcess([child.job.path or "-c"], child.status or 0, *child.read())
         for child in children
@@ -120,6 +110,20 @@ def run(*jobs: Job, timeout_s: float | None = None) -> list[subprocess.Completed
         texts = ("".join(each.stdout for each in done), "".join(each.stderr for each in done))
         raise subprocess.TimeoutExpired(done[0].args, timeout_s or 0, *texts)
     return done
+
+
+def _wait(children: Sequence[Child], timeout_s: float | None) -> bool:
+    """Wait until all children have ended, one has failed, or time is up; return whether it is."""
+    running = {child.line: child for child in children}
+    end = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    while running and not any(child.status for child in children):
+        left = max(0.0, end - time.monotonic())
+        ready = select.select(running, (), (), None if left == math.inf else left)[0]
+        for line in ready:
+            running.pop(line).status = int(line.recv(64))
+        if not ready:
+            return True
+    return False
 
 
 @functools.cache

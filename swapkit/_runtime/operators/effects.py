@@ -139,7 +139,6 @@ class Effects:
         "_declared",
         "_dropout_state",
         "_flag",
-        "_flag_default",
         "_generators",
         "_has_own_state",
         "_undeclared",
@@ -159,8 +158,7 @@ class Effects:
         self._declared: tuple[_Argument, ...] = ()
         self._undeclared: tuple[_Argument, ...] = ()
         self._generators: tuple[_Argument, ...] = ()
-        self._flag: _Argument | None = None
-        self._flag_default = False
+        self._flag: tuple[_Argument, bool] | None = None  # with its default
         self._dropout_state: _Argument | None = None
         self._chance: _Argument | None = None
         self.is_communication = False
@@ -199,8 +197,7 @@ class Effects:
             elif "Generator" in str(each.type):
                 self._generators += (argument,)
             elif each.name in _TRAINING:
-                self._flag = argument
-                self._flag_default = bool(each.default_value)
+                self._flag = argument, bool(each.default_value)
             elif each.name == _CHANCE:
                 self._chance = argument
             elif each.name == _DROPOUT_STATE:
@@ -218,7 +215,7 @@ class Effects:
             tuple(each.position for each in self._declared),
             tuple(each.position for each in self._undeclared),
             tuple(each.position for each in barred),
-            -1 if self._flag is None else self._flag.position,
+            -1 if self._flag is None else self._flag[0].position,
             -1 if self._chance is None else self._chance.position,
         )
 
@@ -265,9 +262,10 @@ class Effects:
     def _is_training(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
         if self._flag is None:
             return True
-        value = self._flag.value(args, kwargs)
+        flag, default = self._flag
+        value = flag.value(args, kwargs)
         # Dispatch modes do not get trailing arguments that have their default values.
-        return self._flag_default if value is None else bool(value)
+        return default if value is None else bool(value)
 
 
 def _is_shared(some: Sequence[torch.Tensor], arguments: object) -> bool:

@@ -164,11 +164,7 @@ class _Reach:
         inside: list[object] = [kind] if is_own else []
         if is_own or (package in _OPEN and not issubclass(kind, threading.Thread)):
             inside += _attributes(thing, kind)
-        if any(each.__module__ in _COMPILED for each in kind.__mro__[:-1]):
-            referents = [each for each in gc.get_referents(thing) if type(each) not in _STACK]
-            # A cache has its items in the order of their last uses, which is no change.
-            inside += sorted(referents, key=id) if package == "functools" else referents
-        return inside
+        return inside + _referents(thing, kind)
 
     def _add_names(self, thing: Any, kind: type) -> list[object]:  # noqa: ANN401 - class, module
         """Reach the attributes of a class or a module, of no library, that the code names.
@@ -194,6 +190,15 @@ class _Reach:
         found = [function.__globals__[name] for name in names if name in function.__globals__]
         own = (function.__defaults__, function.__kwdefaults__, vars(function))
         return [*cells, *found, *own]
+
+
+def _referents(thing: object, kind: type) -> list[object]:
+    """Return what an object of a compiled class refers to."""
+    if all(each.__module__ not in _COMPILED for each in kind.__mro__[:-1]):
+        return []
+    found = [each for each in gc.get_referents(thing) if type(each) not in _STACK]
+    # A cache has its items in the order of their last uses, which is no change.
+    return sorted(found, key=id) if kind.__module__.startswith("functools") else found
 
 
 def _items(thing: Any, kind: type) -> list[object] | None:  # noqa: ANN401 - anything
