@@ -445,7 +445,7 @@ def _report(
 ) -> None:
     """Log the lines that MindFormers logs, and the patterns that match nothing."""
     for text in (*document.without_effect, *list_without_effect()):
-        _say_once(text)
+        _warn_once(text)
     lines = [*document.log_lines, *settings.log_lines]
     lines += [line for each in actions for line in each.log_lines]
     for line in lines:
@@ -458,5 +458,5 @@ def _report(
 
 
 @functools.cache  # the same document configures each model of a pipeline
-def _say_once(text: str) -> None:
+def _warn_once(text: str) -> None:
     _log.warning("%s", text)

@@ -167,14 +167,14 @@ class _Recording:
         try:
             self._budget = ScriptBudget(
                 AUTO,
-                {"device": self._device or own_device(), "on_step": self._look},
+                {"device": self._device or own_device(), "on_step": self._try_steps},
                 plan=None,
                 refuse=_refuse,
             )
         except SwapkitError as error:
             _refuse(error)
 
-    def _look(self, session: Session) -> None:
+    def _try_steps(self, session: Session) -> None:
         """Try steps once the session has a recorded one, then end the script."""
         assert self._budget is not None
         if self._trial is None and session.trace is not None:

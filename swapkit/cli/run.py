@@ -197,7 +197,7 @@ class _Run:
         """Write the files, end the budget, print the summary; return the exit code for these."""
         budget, code = self._budget, DONE
         if budget is None:
-            self._say("the script did not import torch")
+            self._print("the script did not import torch")
             return code
         for method, path in self._list_files():
             try:
@@ -209,7 +209,7 @@ class _Run:
                 code = FAILED
         budget.close()
         for line in _summarize(budget, has_failed=self._has_failed):
-            self._say(line)
+            self._print(line)
         return code
 
     def _list_files(self) -> Iterator[tuple[str, Path]]:
@@ -224,7 +224,7 @@ class _Run:
             if file is not None:
                 yield method, name_for_rank(Path(file), self._rank)
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         if self._rank == 0:
             click.echo(f"swapkit run: {line}", err=True)
 

@@ -19,7 +19,7 @@ from torch import nn
 import swapkit
 from swapkit.testing import planning_at_once
 from tests.integration.ranks_program import Messages, watch
-from tests.support.ranks import tell_and_exit
+from tests.support.ranks import publish_and_exit
 from tests.support.sessions import make_training, train_plainly
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def main() -> None:
         found["made"] = train(limit, None, plain.outcome)
         dist.barrier()
     found["given"] = train(limit, saved, plain.outcome)
-    tell_and_exit(found)
+    publish_and_exit(found)
 
 
 if __name__ == "__main__":

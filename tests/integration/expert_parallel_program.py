@@ -21,7 +21,7 @@ from torch.distributed import _functional_collectives as collectives
 
 import swapkit
 from swapkit.testing import planning_at_once
-from tests.support.ranks import tell_and_exit
+from tests.support.ranks import publish_and_exit
 from tests.support.sessions import Plain, Training, train_plainly
 from tests.support.stateful import RecomputeAll
 
@@ -175,7 +175,7 @@ def main() -> None:
     _groups.append(dist.new_group(backend="gloo"))
     swapkit.install()
     found = run_all(sys.argv[1:])
-    tell_and_exit(found)
+    publish_and_exit(found)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ from swapkit.ir.checks import check_trace
 from swapkit.ir.traces import Kind
 from swapkit.testing import planning_at_once
 from tests.support.occupancy import assert_memory_is_the_pools
-from tests.support.ranks import tell_and_exit
+from tests.support.ranks import publish_and_exit
 from tests.support.shards import digest_shards, local_of
 
 if TYPE_CHECKING:
@@ -273,7 +273,7 @@ def main() -> None:
         name: fail(SCENARIOS["resharded"]) if name == "failed" else run(SCENARIOS[name])
         for name in sys.argv[1:] or (*SCENARIOS, "failed")
     }
-    tell_and_exit(found)
+    publish_and_exit(found)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from torch.distributed import pipelining
 
 import swapkit
 from swapkit.testing import planning_at_once
-from tests.support.ranks import tell_and_exit
+from tests.support.ranks import publish_and_exit
 from tests.support.sessions import Plain, digest, in_use_bytes
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ def main() -> None:
     for name in sys.argv[1:] or SCENARIOS:
         messages.texts = []
         found[name] = {**run(SCENARIOS[name]), "messages": messages.texts}
-    tell_and_exit(found)
+    publish_and_exit(found)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 import swapkit
 from swapkit.testing import planning_at_once
-from tests.support.ranks import tell_and_exit
+from tests.support.ranks import publish_and_exit
 from tests.support.sessions import TOKENS, WIDTH, Training, make_training, train_plainly
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def main() -> None:
     begin_group("")
     swapkit.install()
     found = {name: run(name) for name in sys.argv[1:] or SCENARIOS}
-    tell_and_exit(found)
+    publish_and_exit(found)
 
 
 if __name__ == "__main__":

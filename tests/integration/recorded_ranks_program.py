@@ -26,7 +26,7 @@ from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.torch_compat.internals import default_store
 from swapkit.ir.traces import WAIT
 from swapkit.testing import slow_link
-from tests.support.ranks import tell_and_exit
+from tests.support.ranks import publish_and_exit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -244,7 +244,7 @@ def main() -> None:
         }
     for start in gather, reduce_scatter:
         found[start.__name__] = {"copied": copy_beside(start)}
-    tell_and_exit(found)
+    publish_and_exit(found)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ import swapkit
 from swapkit._runtime.torch_compat.internals import count_collectives, fsdp_groups_of
 from swapkit.planning.beside import at_once
 from swapkit.testing import slow_link
-from tests.support.ranks import tell_and_exit
+from tests.support.ranks import publish_and_exit
 from tests.support.shards import digest_shards
 
 LAYERS = 4
@@ -223,7 +223,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     swapkit.install()
     names = [each for each in sys.argv[1:] if each in SCENARIOS] or list(SCENARIOS)
-    tell_and_exit({name: run(SCENARIOS[name]) for name in names})
+    publish_and_exit({name: run(SCENARIOS[name]) for name in names})
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ import swapkit
 from swapkit._runtime.allocators.installation import installed_pool
 from swapkit._runtime.optimizer.state_slots import find_slots, local_part
 from swapkit.testing import planning_at_once
-from tests.support.ranks import tell_and_exit
+from tests.support.ranks import publish_and_exit
 from tests.support.sessions import WIDTH as BLOCK_WIDTH
 from tests.support.sessions import Block, digest, in_use_bytes
 
@@ -320,7 +320,7 @@ def main() -> None:
         "sharded parts": plan_parts(sharded_parts),
         "checkpoints": checkpoints(Path(sys.argv[1])),
     }
-    tell_and_exit(found)
+    publish_and_exit(found)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from torch.distributed import pipelining
 
 import swapkit
 from swapkit.testing import planning_at_once
-from tests.support.ranks import tell_and_exit
+from tests.support.ranks import publish_and_exit
 from tests.support.sessions import Plain, digest, in_use_bytes
 
 WIDTH, LAYERS, TOKENS = 32, 3, 128  # of a microbatch
@@ -194,7 +194,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     swapkit.install()
     found = {name: run(SCENARIOS[name]) for name in sys.argv[1:] or SCENARIOS}
-    tell_and_exit(found)
+    publish_and_exit(found)
 
 
 if __name__ == "__main__":

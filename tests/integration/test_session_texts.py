@@ -214,7 +214,9 @@ def test_explain_when_two_kinds_of_steps_alternate_then_each_plan_has_its_own_ti
             alternate(training, step)
             training.step()
             medians = [session.stats.step_seconds, *medians[:1]]
-        assert session._look().other_step_seconds == (medians[1],)  # the step before's, of its kind
+        assert session._find_status().other_step_seconds == (
+            medians[1],
+        )  # the step before's, of its kind
         text = session.explain()
     assert session.stats.steps == steps
     assert medians[0] != medians[1]

@@ -35,7 +35,7 @@ from swapkit._runtime.process.runtime import get_runtime
 from swapkit.ir.traces import Kind
 from swapkit.testing import planning_at_once
 from tests.integration import expert_parallel_program as experts
-from tests.support.ranks import tell_and_exit
+from tests.support.ranks import publish_and_exit
 from tests.support.sessions import Plain, Training, digest, train_plainly
 
 if TYPE_CHECKING:
@@ -307,7 +307,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     experts._groups.append(dist.new_group(backend="gloo"))
     swapkit.install()
-    tell_and_exit(run_all(sys.argv[1:]))
+    publish_and_exit(run_all(sys.argv[1:]))
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ class Scenarios:
         return ranks
 
 
-def tell_and_exit(found: dict[str, Any]) -> NoReturn:
+def publish_and_exit(found: dict[str, Any]) -> NoReturn:
     """Print what all ranks have found, by name, as one line of JSON; end this rank's process."""
     everywhere: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everywhere, found)

@@ -266,7 +266,7 @@ def _find_node(
         near = system.nvidia_cpus(address or "") if npu is None else npu.cpus()
         node = _find_around(nodes, near)
     if node is None:
-        raise missing or Unknown(_say_unknown(address))
+        raise missing or Unknown(_log_unknown(address))
     return node
 
 
@@ -275,7 +275,7 @@ def _find_around(nodes: Mapping[int, frozenset[int]], cpus: frozenset[int]) -> i
     return next((node for node, its_own in nodes.items() if cpus and cpus <= its_own), None)
 
 
-def _say_unknown(address: str | None) -> str:
+def _log_unknown(address: str | None) -> str:
     if address is None:
         return "its PCI address is unknown"
     return (

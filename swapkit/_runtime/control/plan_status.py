@@ -73,7 +73,7 @@ def describe_learner(learner: Learner) -> dict[str, Any]:
     }
 
 
-def tell_progress(status: PlanStatus, budget_bytes: int) -> None:
+def log_progress(status: PlanStatus, budget_bytes: int) -> None:
     """Log how far the search for a plan is, after a step that changed it.
 
     Args:

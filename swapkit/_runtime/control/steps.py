@@ -429,7 +429,7 @@ def take_trace(
     trace = replace(recorder.trace(step_seconds=step_seconds), signature=signature)
     # The next step begins with what this step leaves behind, such as an optimizer's states.
     is_growing = is_heavier(count_growth(trace, recorder.storages), 0, limit_bytes)
-    is_unusual = recorder.has_looked or is_growing or has_leftovers(trace, recorder.storages)
+    is_unusual = recorder.had_first_runs or is_growing or has_leftovers(trace, recorder.storages)
     return finish_trace(trace, recorder.doubtful, case, is_unusual=is_unusual)
 
 

@@ -174,7 +174,7 @@ class Effects:
         self.can_keep = not schema.is_mutable and all(
             each.alias_info is None for each in schema.returns
         )
-        self.is_communication = _meets_others(operator)
+        self.is_communication = _communicates(operator)
         self.is_wait = _is_wait(operator)
         self._has_own_state = self.is_communication or _has_own_state(operator)
         self._look_at_arguments(operator)
@@ -309,7 +309,7 @@ def _is_wait(operator: Any) -> bool:  # noqa: ANN401 - an overload
     return operator.namespace in COMMUNICATION and base in _WAITING
 
 
-def _meets_others(operator: Any) -> bool:  # noqa: ANN401 - an overload
+def _communicates(operator: Any) -> bool:  # noqa: ANN401 - an overload
     if operator.namespace in COMMUNICATION:
         return True
     return any(

@@ -88,7 +88,7 @@ class Evidence(OwnMode):
         effects = effects_of(func)
         leaves = pytree.tree_leaves((args, kwargs))
         self.draws = self.draws or any(isinstance(leaf, torch.Generator) for leaf in leaves)
-        self._look(leaves)
+        self._compare(leaves)
         results = func(*args, **kwargs)
         written = effects.written(args, kwargs)
         if written and getattr(func, "namespace", "") != _TORCH:
@@ -119,8 +119,8 @@ class Evidence(OwnMode):
             return self._checksums.take(_view(storage)) if storage.nbytes() else None
 
     @unseen
-    def _look(self, leaves: Iterable[object]) -> None:
-        for tensor in filter(_is_looked_at, leaves):
+    def _compare(self, leaves: Iterable[object]) -> None:
+        for tensor in filter(_is_compared, leaves):
             assert isinstance(tensor, torch.Tensor)
             storage = tensor.untyped_storage()
             now = self._checksums.take(tensor)
@@ -133,7 +133,7 @@ class Evidence(OwnMode):
 
     @unseen
     def _begin(self, leaves: Iterable[object], *, only_new: bool = False) -> None:
-        for tensor in filter(_is_looked_at, leaves):
+        for tensor in filter(_is_compared, leaves):
             assert isinstance(tensor, torch.Tensor)
             storage = tensor.untyped_storage()
             if not (only_new and storage_address(storage) in self._eras):
@@ -145,7 +145,7 @@ def _view(storage: torch.UntypedStorage) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
-def _is_looked_at(value: object) -> bool:
+def _is_compared(value: object) -> bool:
     """Return whether a value is a tensor with bytes, and not a weight or a view of one."""
     if not has_bytes(value):
         return False

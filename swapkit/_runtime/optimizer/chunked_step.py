@@ -315,7 +315,7 @@ class OptimizerStates:
             self._send_all(optimizer)
         if not self._has_told and is_outermost:
             self._has_told = True
-            self._tell(find_places(optimizer, self._mover))
+            self._log_places(find_places(optimizer, self._mover))
 
     def _after_load(self, wrapper: torch.optim.Optimizer) -> None:
         # Torch's ZeroRedundancyOptimizer also loads the states into itself, where nothing reads
@@ -327,9 +327,9 @@ class OptimizerStates:
             self._recover(optimizer)
             self._send_all(optimizer)
 
-    def _tell(self, places: StatePlaces) -> None:
+    def _log_places(self, places: StatePlaces) -> None:
         """Say what does not move; called once, as the first step makes the states."""
-        if places.is_worth_telling:
+        if places.is_worth_logging:
             _log.warning("offload(optimizer): %s", places)
 
     def _recover(self, optimizer: torch.optim.Optimizer) -> None:

@@ -349,7 +349,7 @@ class StatePlaces:
     has_states: bool = False
 
     @property
-    def is_worth_telling(self) -> bool:
+    def is_worth_logging(self) -> bool:
         """Whether the user expects less on the device than there is, and was not told yet."""
         return not self.has_states or not self.left_bytes.keys() <= {NO_ROOM}
 

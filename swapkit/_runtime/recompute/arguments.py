@@ -250,12 +250,12 @@ class CacheStates:
 
     def __init__(self, caches: Sequence[Any]) -> None:
         self._caches = list({id(one): one for cache in caches for one in _walk(cache)}.values())
-        self._before = {id(cache): _look(cache) for cache in self._caches}
+        self._before = {id(cache): _contents_of(cache) for cache in self._caches}
 
     def end(self) -> None:
         """Keep the earlier state of the entries that the region changed; drop the rest."""
         for cache in self._caches:
-            now = _look(cache)
+            now = _contents_of(cache)
             for name, entries in self._before[id(cache)].items():
                 later = now.get(name, {})
                 for key, entry in entries.items():
@@ -309,7 +309,7 @@ def _walk(cache: Any) -> Iterator[Any]:  # noqa: ANN401
             yield from _walk(value)
 
 
-def _look(cache: Any) -> dict[str, dict[Any, _Entry]]:  # noqa: ANN401
+def _contents_of(cache: Any) -> dict[str, dict[Any, _Entry]]:  # noqa: ANN401
     """Return the contents of the lists and dicts of a cache, by name."""
     return {
         name: {key: _note(element) for key, element in _items(value)}

@@ -88,7 +88,7 @@ class Notes:
             self.workspaces.read,
             counts_outside=setting.counts_outside,
         )
-        self.calls = Calls(setting.tracker, setting.root, self._meet, self.is_here)
+        self.calls = Calls(setting.tracker, setting.root, self._add_module, self.is_here)
         self.holds = Holds(self.storages.lives)
         has_bytes = setting.hardware is None and setting.device.type != "meta"
         self.bytes = Bytes(self.storages, self.lock, is_on=has_bytes)
@@ -102,7 +102,7 @@ class Notes:
         """Return whether this thread is recorded."""
         raise NotImplementedError
 
-    def _meet(self, module: torch.nn.Module) -> None:
+    def _add_module(self, module: torch.nn.Module) -> None:
         """Number the parameters and buffers of a module on its first call."""
         raise NotImplementedError
 
@@ -114,7 +114,7 @@ class Notes:
     def _count(self) -> int:
         return len(self.rows)
 
-    def meet_unseen(self, tensor: torch.Tensor) -> int | None:
+    def add_unseen(self, tensor: torch.Tensor) -> int | None:
         """Number a storage whose making was not observed. The lock is held."""
         if isinstance(tensor, torch.nn.Parameter):
             return self.storages.number(tensor, BEFORE, Kind.STATE)

@@ -71,7 +71,7 @@ class Recorder(Notes):
         self._mode = RecordingMode(self)
         self._mode.sees_bytes = setting.hardware is None
         self._seconds: list[float] = []
-        self._looks_before = Evidence.count
+        self._evidence_before = Evidence.count
         self.in_use_bytes = 0  # of the pool, at the start
         self._has_begun = False
         self._undo = Undo()
@@ -81,9 +81,9 @@ class Recorder(Notes):
         return any(mode is self._mode for mode in mode_stack())
 
     @property
-    def has_looked(self) -> bool:
+    def had_first_runs(self) -> bool:
         """Whether a region had its first run, which keeps more than later runs do."""
-        return Evidence.count != self._looks_before
+        return Evidence.count != self._evidence_before
 
     @property
     def doubtful(self) -> frozenset[int]:
@@ -120,7 +120,7 @@ class Recorder(Notes):
             undo.add(end)
         if self.setting.root is not None:
             for module in self.setting.root.modules():
-                self._meet(module)
+                self._add_module(module)
         undo.add(self.optimizers.stop)
         self.optimizers.start()
         if self._pool is not None:
@@ -201,21 +201,21 @@ class Recorder(Notes):
         unread = form.effects.unread(args, kwargs)
         given = _without(given, unread)
         with self.lock:
-            self._look()
+            self._note_freed()
             reads = self._numbers_read(given)
         # Fake tensors count as the real tensors that they stand for.
         judged = [tensor for tensor in given if type(tensor) is not FakeTensor]
         is_same = form.effects.is_repeatable(args, kwargs, judged)
         # In a region the user has decided what is kept or recomputed: no plan recomputes there.
         can_plan = is_same and not is_in_region()
-        read = self._look_at_bytes(given, is_same=can_plan)
+        read = self._read_bytes(given, is_same=can_plan)
         call = function, args, kwargs
         run = functools.partial(function, *args, **kwargs)
         result, taken, workspace = run_timed(self, call, run, is_same=is_same)
         made: list[torch.Tensor] = []
         tensors_in((result,), made)
         with self.lock:
-            self.storages.look()  # before the operator is noted: its blocks are counted by that
+            self.storages.note_freed()  # before the operator is noted, by which its blocks count
             changed = _without(form.effects.written(args, kwargs), unread)
             writes = self._numbers_written(changed, made)
             row = len(self.rows)
@@ -236,11 +236,11 @@ class Recorder(Notes):
     ) -> None:
         """Run an operator again for a region of the user's, and note it."""
         with self.lock:
-            self._look()
+            self._note_freed()
             reads = self._numbers_read(given)
         made, taken, workspace = run_timed(self, (function, (), {}), run, is_same=True)
         with self.lock:
-            self.storages.look()
+            self.storages.note_freed()
             writes = self._numbers_written([], made)
             name = AGAIN if graph_task() == NO_TASK else form_of(function).name
             self._note(name, taken, (reads, writes), workspace, is_same=False)
@@ -253,7 +253,7 @@ class Recorder(Notes):
             yield
             return
         with self.lock:
-            self._look()
+            self._note_freed()
         begun = self.timer.begin()
         try:
             yield
@@ -262,7 +262,7 @@ class Recorder(Notes):
             raise
         taken = self.timer.end(begun, (cast("Operator", WAIT), (), {}), None)
         with self.lock:
-            self.storages.look()
+            self.storages.note_freed()
             self._note(WAIT, taken, ((), ()), NO_WORKSPACE, is_same=False)
 
     @contextlib.contextmanager
@@ -278,7 +278,7 @@ class Recorder(Notes):
         finally:
             self._microbatch = former
 
-    def _look_at_bytes(self, given: list[torch.Tensor], *, is_same: bool) -> Read | None:
+    def _read_bytes(self, given: list[torch.Tensor], *, is_same: bool) -> Read | None:
         """Take checksums of the operands if a plan could repeat the operator; None: it cannot.
 
         A plan repeats operators of modules, in forward.
@@ -296,10 +296,10 @@ class Recorder(Notes):
         numbers = self._numbers_written(unread, [])
         self._note(UPDATE, self.timer.nothing(), (numbers, numbers), NO_WORKSPACE, is_same=False)
 
-    def _look(self) -> None:
+    def _note_freed(self) -> None:
         """Note the storages that forward no longer holds, and those that have lost their memory."""
-        self.storages.look()
-        self.holds.look(len(self.rows))
+        self.storages.note_freed()
+        self.holds.note_freed(len(self.rows))
         task = graph_task()
         if task == NO_TASK:
             return
@@ -346,7 +346,7 @@ class Recorder(Notes):
         for tensor in given:
             number = known(tensor)
             if number is None:
-                number = self.meet_unseen(tensor)
+                number = self.add_unseen(tensor)
             if number is not None:
                 numbers[number] = None
         return tuple(numbers)
@@ -367,7 +367,7 @@ class Recorder(Notes):
                 numbers[number] = None
         return tuple(numbers)
 
-    def _meet(self, module: torch.nn.Module) -> None:
+    def _add_module(self, module: torch.nn.Module) -> None:
         """Number the parameters and buffers of a module on its first call."""
         for tensor in (*parameters_of(module).values(), *buffers_of(module).values()):
             if tensor is not None:

@@ -89,7 +89,7 @@ class Savings:
         with notes.lock:
             number = notes.storages.known(tensor)
             if number is None:
-                number = notes.meet_unseen(tensor)
+                number = notes.add_unseen(tensor)
             is_planned = number is not None and site is not None and not _is_cast_weight(tensor)
             if is_planned:
                 assert number is not None
@@ -303,7 +303,7 @@ class EventWatcher:
         with notes.lock:
             number = notes.storages.known(tensor)
             if number is None:
-                number = notes.meet_unseen(tensor)
+                number = notes.add_unseen(tensor)
             if number is None or notes.storages.lives[number].kind is Kind.STATE:
                 return None
             key = number, _version_of(tensor)

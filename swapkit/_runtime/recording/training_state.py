@@ -47,14 +47,14 @@ class Optimizers:
         """Note the state of the known optimizers, and start to see steps."""
         with self._lock:
             for optimizer in self._known:
-                self._meet(optimizer)
+                self._add_states(optimizer)
         global_hooks.steps.add(self)
 
     def stop(self) -> None:
         """Look for new state a last time; undo `start`."""
         global_hooks.steps.remove(self)
         with self._lock:
-            self.look()
+            self.note_states()
         self._notes = None  # break the cycle
 
     @unseen
@@ -86,11 +86,11 @@ class Optimizers:
             return Phase.BACKWARD
         if self._was_backward:  # the first operator after backward
             self._was_backward = False
-            self.look()
+            self.note_states()
         return Phase.FORWARD
 
     @unseen
-    def look(self) -> None:
+    def note_states(self) -> None:
         """Look for new gradients and optimizer states."""
         for reference in self._parameters.values():
             parameter = reference()
@@ -104,7 +104,7 @@ class Optimizers:
         recorder = self._notes  # read once: another thread may call `stop`
         return recorder is not None and recorder.is_here()
 
-    def _meet(self, optimizer: torch.optim.Optimizer) -> None:
+    def _add_states(self, optimizer: torch.optim.Optimizer) -> None:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 self.add_state(parameter)
@@ -118,8 +118,8 @@ class Optimizers:
         with self._lock:
             if not any(each is optimizer for each in self._known):
                 self._known.append(optimizer)
-                self._meet(optimizer)
-            self.look()
+                self._add_states(optimizer)
+            self.note_states()
             self._tasks.append(graph_task())
 
     def after_step(self, _optimizer: torch.optim.Optimizer) -> None:
@@ -129,7 +129,7 @@ class Optimizers:
         with self._lock:
             if self._tasks:
                 self._tasks.pop()
-            self.look()
+            self.note_states()
 
 
 def _states(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:

@@ -70,7 +70,7 @@ def adopt_graphs(
     with hidden():
         for node in take_while(_is_alone, _walk(_roots())):
             for name in _saved_names(node.__class__):
-                for saved, tensor in _look(node, name, shim.has_plain_memory):
+                for saved, tensor in _read_saved(node, name, shim.has_plain_memory):
                     adopted += _adopt(saved, tensor, careful, unpack)
     return adopted
 
@@ -95,7 +95,7 @@ def _careful(
     return careful
 
 
-def _look(
+def _read_saved(
     node: torch.autograd.graph.Node, name: str, has_plain_memory: Callable[[object, int], bool]
 ) -> Sequence[tuple[_Saved, torch.Tensor]]:
     """Return the unchanged saved tensors of a node under a name, if none of them has hooks.

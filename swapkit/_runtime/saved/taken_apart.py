@@ -139,10 +139,10 @@ def _comes_back(tensor: torch.Tensor, found: Flattened) -> bool:
         except Exception:  # noqa: BLE001 - of a class of the user's, made for the compiler
             _come_back[kind] = False
         else:
-            _come_back[kind] = _look(made) == _look(tensor)
+            _come_back[kind] = _form_of(made) == _form_of(tensor)
     return _come_back[kind]
 
 
-def _look(tensor: torch.Tensor) -> tuple[object, ...]:
+def _form_of(tensor: torch.Tensor) -> tuple[object, ...]:
     size, stride = tensor.size(), tensor.stride()
     return type(tensor), tensor.dtype, tensor.device, tensor.layout, size, stride

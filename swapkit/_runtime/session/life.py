@@ -16,7 +16,7 @@ from swapkit._native.pool import RingKind, set_tag
 from swapkit._runtime.affinity.threads import ThreadBinding
 from swapkit._runtime.control.plan_controller import PlanController
 from swapkit._runtime.control.plan_maker import spare_bytes
-from swapkit._runtime.control.plan_status import PlanStatus, tell_progress
+from swapkit._runtime.control.plan_status import PlanStatus, log_progress
 from swapkit._runtime.control.rank_alarm import ALL, RankWatch
 from swapkit._runtime.model import global_hooks
 from swapkit._runtime.model.ranks import is_fsdp
@@ -165,7 +165,7 @@ class SessionLife:
         if controller is not None:
             controller.end_step()
             if controller.note_progress(self.history.steps):
-                tell_progress(self.status(), self.limit_bytes)
+                log_progress(self.status(), self.limit_bytes)
         if is_pools and self.installation.layout is not None:
             is_settled = all(each.is_settled for each in nested)
             self.installation.layout.end_step(is_settled=is_settled)

@@ -211,7 +211,7 @@ def gather(
         stats=stats,
         steps=tuple(steps),
         pace=status.pace,
-        plan_text=tell_plan(status, stats.budget_bytes),
+        plan_text=describe_plan(status, stats.budget_bytes),
         why_no_plan=status.why_none,
         notes=(*list_notes(status), *places),
         trace=status.trace,
@@ -221,7 +221,7 @@ def gather(
     )
 
 
-def tell_plan(status: PlanStatus, budget_bytes: int) -> str:
+def describe_plan(status: PlanStatus, budget_bytes: int) -> str:
     """Return the plan in one line; empty: there is none.
 
     Args:

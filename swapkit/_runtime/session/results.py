@@ -50,7 +50,7 @@ class SessionResults:
     @property
     def stage(self) -> str:
         """`"warmup"`, `"search"` or `"stable"`; always stable in a session that makes no plans."""
-        return self._look().stage.value
+        return self._find_status().stage.value
 
     @property
     def progress(self) -> str:
@@ -59,17 +59,17 @@ class SessionResults:
         It is recording, planning (since which step), following a first plan, trying one of several
         plans, or settled at a step.
         """
-        return describe_progress(self._look())
+        return describe_progress(self._find_status())
 
     @property
     def plan(self) -> Plan | None:
         """The decision for each saved tensor; None until a plan has settled."""
-        return self._look().plan
+        return self._find_status().plan
 
     @property
     def trace(self) -> Trace | None:
         """The recorded step that the plan is for; None before a step was recorded."""
-        return self._look().trace
+        return self._find_status().trace
 
     @property
     def stats(self) -> SessionStats:
@@ -113,7 +113,7 @@ class SessionResults:
             >>> metrics["swapkit/budget_bytes"], metrics["swapkit/steps"]
             (67108864, 1)
         """
-        return list_metrics(self.stats, self._look().stage, prefix)
+        return list_metrics(self.stats, self._find_status().stage, prefix)
 
     def explain(self) -> str:
         """Return a text about the session's work, its plan, and memory outside of the budget.
@@ -139,7 +139,7 @@ class SessionResults:
         threads = [self._threads] if self._threads else []
         layout = self._installation.layout
         places = [] if layout is None else reports.explain_layout(layout.stats())
-        text = reports.explain(stats, self._look(), self._policy_name, outside)
+        text = reports.explain(stats, self._find_status(), self._policy_name, outside)
         trained = () if self._active is None else self._active.swapper.trained()
         states = reports.explain_states(trained)
         kept = reports.explain_uncollected(uncollected)
@@ -178,7 +178,7 @@ class SessionResults:
         record = gather(
             self._installation,
             stats,
-            self._look(),
+            self._find_status(),
             self.history,
             policy=self._policy_name,
             is_ended=not self.is_active,
@@ -240,11 +240,11 @@ class SessionResults:
             if active is None
             else active.history.timed_records()
         )
-        look = self._look_at_memory(installation)
+        look = self._read_memory(installation)
         memory = None if look is None else look.history()
-        write_trace_file(path, self._look(), timed, self.limit_bytes, memory)
+        write_trace_file(path, self._find_status(), timed, self.limit_bytes, memory)
 
-    def _look_at_memory(self, installation: Installation) -> PoolLook | None:
+    def _read_memory(self, installation: Installation) -> PoolLook | None:
         """Return the recorded memory; None: it is not recorded.
 
         Another thread may end the session meanwhile. It keeps the record, then forgets the
@@ -259,13 +259,13 @@ class SessionResults:
 
     def _repr_html_(self) -> str:
         """Return a small card for notebooks."""
-        from swapkit._runtime.session.reports import tell_plan
+        from swapkit._runtime.session.reports import describe_plan
         from swapkit.reporting.html.card import STEPS_SHOWN, render_card, render_new
 
         if self._active is None and self._final is None:
             return render_new(self.limit_bytes)
         state = self.stage if self.is_active else "ended"
-        plan_text = tell_plan(self._look(), self.limit_bytes)
+        plan_text = describe_plan(self._find_status(), self.limit_bytes)
         return render_card(self.stats, state, plan_text, self.history[-STEPS_SHOWN:])
 
     def __repr__(self) -> str:
@@ -274,7 +274,7 @@ class SessionResults:
         state = self.stage if self.is_active else "ended"
         return f"<swapkit session, {summarize(self.stats, state, self.progress)}>"
 
-    def _look(self) -> PlanStatus:
+    def _find_status(self) -> PlanStatus:
         """Return the status of the search for a plan."""
         return self._status if self._active is None else self._active.status()
 

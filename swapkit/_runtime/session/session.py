@@ -155,7 +155,7 @@ class Session(SessionResults):
             self._final_memory = PoolLook(life.installation)
         except BaseException as error:  # noqa: BLE001 - raised by the caller
             errors.append(error)
-        recording, self._recording = self._recording, None  # first: see `_look_at_memory`
+        recording, self._recording = self._recording, None  # first: see `_read_memory`
         recording.stop()
 
     def __call__(self, function: _Function) -> _Function:

@@ -333,7 +333,7 @@ def build_shim(*, force: bool = False) -> Build:
         raise NativeBuildError(
             "swapkit has no writable folder for its compiled shim: set XDG_CACHE_HOME to one"
         )
-    with alone(folder, LOCK, PATIENCE_SECONDS, _say_waiting):
+    with alone(folder, LOCK, PATIENCE_SECONDS, _log_waiting):
         cached = None if force else find_cached(shim_name())  # from another process meanwhile
         if cached is not None:
             return Build(cached, None)
@@ -397,7 +397,7 @@ def compile_shim(folder: Path, *, often: str = ", once") -> Path:
     return folder / name
 
 
-def _say_waiting() -> None:
+def _log_waiting() -> None:
     _log.warning("swapkit: waiting for another process that compiles its allocator")
 
 

@@ -90,7 +90,7 @@ class ChosenOperators:
         choices = self._match(operator_names(function))
         return judge(choices) if choices else None
 
-    def look_up_name(self, name: str) -> tuple[Choice, ...]:
+    def find_name(self, name: str) -> tuple[Choice, ...]:
         """Return and count the choices for an `autograd.Function` that runs now, by its name."""
         found = self._match((name,))
         for choice in found:
@@ -152,7 +152,7 @@ def choices_for_operator(name: str) -> tuple[Choice, ...]:
         thread_state.operator_choices[-1] if thread_state.operator_choices else (None, None)
     )
     is_on = choices is not None and choosing is not None and choosing.runs()
-    return choices.look_up_name(name) if is_on and choices is not None else ()
+    return choices.find_name(name) if is_on and choices is not None else ()
 
 
 @contextlib.contextmanager

@@ -259,7 +259,7 @@ class ThresholdLearner(Learner):
         """Advance to the next threshold, or end the search."""
         self._advance(case, rescues=outcome.rescues)
 
-    def _look(self, case: Case, seconds: float) -> None:  # noqa: ARG002 - overrides Learner
+    def _time_plan(self, case: Case, seconds: float) -> None:  # noqa: ARG002 - overrides Learner
         """Count a step without a rescue."""
         if self._signature in self._searches:
             self._advance(case, rescues=0)

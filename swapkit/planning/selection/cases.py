@@ -293,7 +293,7 @@ class Case:
     held_steps: int = 0  # regular steps with the chosen plan and without a rescue
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=WATCHED_STEPS))
     rescued: deque[bool] = field(default_factory=lambda: deque(maxlen=WATCHED_STEPS))
-    looks: list[float] = field(default_factory=list)  # times of steps with the chosen plan
+    plan_seconds: list[float] = field(default_factory=list)  # times of steps with the chosen plan
     is_refined: bool = False  # whether a plan that considers the host's time was requested
     leader: Plan | None = None  # the candidate of the last step, which lets the host get ahead
     slow: tuple[Plan, float] | None = None  # a candidate that is timed again, and its first time
@@ -348,7 +348,7 @@ class Case:
         return self.lean.former or self.chosen
 
     @property
-    def looked_at(self) -> Tried | None:
+    def trial_of_plan(self) -> Tried | None:
         """The trial of the chosen plan, as long as its time is that of a single step."""
         found = (each for each in self.trials if each.plan is self.chosen and not each.is_known)
         return next(found, None)

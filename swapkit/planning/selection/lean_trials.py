@@ -51,7 +51,7 @@ class LeanTrials(Taking):
             return
         if case.is_trying_lean:
             case.candidates, case.leader = [], None
-        self._give_up_lean(case)
+        self._end_lean_trials(case)
         case.lean = Lean(most_seconds=most_seconds)
         if most_seconds > 0:
             request = Request(
@@ -85,7 +85,7 @@ class LeanTrials(Taking):
         former_seconds, seconds = (_typical(lean.seconds[is_lean]) for is_lean in (False, True))
         if seconds * FASTER <= former_seconds:
             lean.former = own
-            case.looks = []
+            case.plan_seconds = []
             case.trials.append(Tried(lean.plan, seconds, 0, share=case.share))
             case.choose(lean.plan)
         elif len(lean.seconds[True]) < ROUNDS * (SETTLING + STEPS):
@@ -93,13 +93,13 @@ class LeanTrials(Taking):
         else:
             lean.plan = None
 
-    def _give_up_lean(self, case: Case) -> bool:
+    def _end_lean_trials(self, case: Case) -> bool:
         """Follow the case's own plan again, if it follows a lean one; return whether it did."""
         lean = case.lean
         if lean.former is None:
             return False
         case.trials = [each for each in case.trials if each.plan is not lean.plan]
-        case.looks = []
+        case.plan_seconds = []
         case.choose(lean.former)
         lean.plan = lean.former = None
         return True

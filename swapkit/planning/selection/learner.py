@@ -66,7 +66,7 @@ EXTRA_STEPS = 2  # of a search if no candidate has held yet
 STRANGE = "strange"  # the kind of all steps that have no plan of their own
 STRANGERS = 4  # steps in a row without a plan of their own, before one is made for all of them
 RECURRING = 4  # occurrences of such a step before it gets a plan of its own
-LOOKS = 8  # steps with the chosen plan, whose median replaces the time from the search
+TIMED_STEPS = 8  # steps with the chosen plan, whose median replaces the time from the search
 
 
 class Learner(LeanTrials):
@@ -291,8 +291,8 @@ class Learner(LeanTrials):
         """Learn from a step that followed the chosen plan."""
         case.note_held(is_rescued=outcome.rescues > 0)
         if not outcome.rescues:
-            self._look(case, outcome.seconds)
-        elif case.has_failed and not self._give_up_lean(case):
+            self._time_plan(case, outcome.seconds)
+        elif case.has_failed and not self._end_lean_trials(case):
             self._doubt(case, is_heavier=is_heavier)
 
     def _judge_odd(self, case: Case, outcome: Outcome) -> None:
@@ -344,15 +344,15 @@ class Learner(LeanTrials):
             case.share = best.share
             case.choose(best.plan)
 
-    def _look(self, case: Case, seconds: float) -> None:
+    def _time_plan(self, case: Case, seconds: float) -> None:
         """Learn the time of the chosen plan's steps, which corrects predictions."""
-        trial = case.looked_at
+        trial = case.trial_of_plan
         if trial is None:
             return
-        case.looks.append(seconds)
-        if len(case.looks) == LOOKS:
-            trial.seconds, trial.is_known = statistics.median(case.looks), True
-            case.looks = []
+        case.plan_seconds.append(seconds)
+        if len(case.plan_seconds) == TIMED_STEPS:
+            trial.seconds, trial.is_known = statistics.median(case.plan_seconds), True
+            case.plan_seconds = []
 
     def _note_odd(self, case: Case, what: str) -> None:
         """Count a step that differed from the plan; record one after too many."""

@@ -98,7 +98,7 @@ class Taking:
 
     def _take_plans(self, case: Case, asked: Asked, found: Found) -> None:
         is_first = case.chosen is not None or not case.trials  # of a search
-        case.asked, case.chosen, case.candidates, case.looks = None, None, [], []
+        case.asked, case.chosen, case.candidates, case.plan_seconds = None, None, [], []
         case.lean = Lean()
         case.share = case.candidates_share = found.share
         case.why_none = found.why_none

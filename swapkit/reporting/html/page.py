@@ -87,7 +87,7 @@ def render_page(record: RunRecord) -> str:
         "script": script,
         "digest": digest.decode(),
         "data": data.replace("<", "\\u003c"),  # so that it cannot end its element
-        "words": escape(_tell(record, step)),
+        "words": escape(_summarize(record, step)),
     }
     return _PLACEHOLDER.sub(lambda found: parts[found[1]], _read("page.html"))
 
@@ -210,7 +210,7 @@ def _name_stay(trace: Trace, stay: Presence) -> str:
     return f"{stay.layer.value}: {maker.name} in {maker.module or plans.OUTSIDE}"
 
 
-def _tell(record: RunRecord, step: SimulatedStep | None) -> str:
+def _summarize(record: RunRecord, step: SimulatedStep | None) -> str:
     """Return a report in words, for readers without scripts."""
     stats = record.stats
     lines = [

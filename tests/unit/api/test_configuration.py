@@ -391,7 +391,7 @@ def test_configuration_when_patterns_overlap_then_one_row_for_each_thing() -> No
 def test_context_when_it_has_what_changes_nothing_then_said_once(
     context: object, caplog: pytest.LogCaptureFixture
 ) -> None:
-    configuration_module._say_once.cache_clear()
+    configuration_module._warn_once.cache_clear()
     for _ in range(2):
         swapkit.configure(make_model(), {"context": context, **DOCUMENT})
     said = [text for text in caplog.messages if "has no effect" in text]

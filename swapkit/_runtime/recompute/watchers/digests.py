@@ -121,16 +121,16 @@ class RegionDigests:
             )
 
     def _row(self, operator: Operator, results: list[torch.Tensor], module: str = "") -> _Row:
-        looked_at = self._looked_at(operator, results)
+        digested = self._count_digested(operator, results)
         with hidden():
             digests = tuple(
-                digest(tensor) if number < looked_at else None
+                digest(tensor) if number < digested else None
                 for number, tensor in enumerate(results)
             )
         shapes = tuple(f"{str(each.dtype)[6:]} {list(each.shape)}" for each in results)
         return _Row(str(operator), module, shapes, digests)
 
-    def _looked_at(self, operator: Operator, results: list[torch.Tensor]) -> int:
+    def _count_digested(self, operator: Operator, results: list[torch.Tensor]) -> int:
         """Return how many of the results are written and must repeat."""
         base = _base(operator)
         if _is_any(base, _UNWRITTEN) or may_be_under_way(operator):
@@ -151,11 +151,11 @@ class _Watching(OperatorMode):
 
     def __init__(self, tell: _Tell) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._tell = tell
+        self._report = tell
 
     def run(self, func: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
         """Run an operator."""
-        return _run(func, args, kwargs, self._tell)
+        return _run(func, args, kwargs, self._report)
 
 
 class _Comparing(ReplayMode):  # type: ignore[no-untyped-call]

@@ -74,11 +74,11 @@ def _is_abstract(tensor: torch.Tensor) -> bool:
 
 def _stands_for_others(types: tuple[type, ...]) -> bool:
     """Return whether operators on these types call other operators on plain tensors."""
-    return any(map(_comes_to_others, types))
+    return any(map(_is_collective, types))
 
 
 @functools.cache
-def _comes_to_others(kind: type) -> bool:
+def _is_collective(kind: type) -> bool:
     # By name, so that the modules of these types need not be imported.
     return any((base.__module__, base.__name__) in _DISTRIBUTED for base in kind.__mro__)
 

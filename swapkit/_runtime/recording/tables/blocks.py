@@ -91,7 +91,7 @@ class Blocks:
             self._over.append(block)
         return is_older
 
-    def come_back(self, nbytes: int) -> None:
+    def take_back(self, nbytes: int) -> None:
         """Note that a session began to copy a storage of this size into the latest such block.
 
         In the trace that storage has been there all the time.
@@ -261,7 +261,7 @@ class Workspaces:
             if self.blocks.give(event.address, event.nbytes, call):
                 self._dropped += event.nbytes
         else:
-            self.blocks.come_back(event.nbytes)
+            self.blocks.take_back(event.nbytes)
 
 
 _OF_BLOCKS = {RingKind.TAKE, RingKind.GIVE, RingKind.COPY_IN}

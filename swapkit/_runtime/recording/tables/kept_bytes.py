@@ -193,7 +193,7 @@ class Holds:
             self._held.setdefault(number, []).append(weakref.ref(packed))
             self._tasks[number] = task
 
-    def look(self, operator: int) -> None:
+    def note_freed(self, operator: int) -> None:
         """Note which storages only the graph still holds, before an operator runs."""
         if not self._held:
             return

@@ -129,7 +129,7 @@ class Storages:
             return None
         if address in self._numbers:
             return None
-        self.look()
+        self.note_freed()
         number = len(self.lives)
         storage = tensor.untyped_storage()
         memory = self._memory_inside(storage, tensor.device)
@@ -166,7 +166,7 @@ class Storages:
     def move(self, number: int, tensor: torch.Tensor) -> None:
         """Note that a storage's bytes are now in a tensor's storage."""
         if self.known(tensor) is None:
-            self.look()
+            self.note_freed()
             storage = tensor.untyped_storage()
             memory = self._memory_inside(storage, tensor.device)
             if memory:
@@ -191,7 +191,7 @@ class Storages:
         watch.nbytes = nbytes
         return number
 
-    def look(self) -> None:
+    def note_freed(self) -> None:
         """End the lives of storages whose memory has gone back to the pool."""
         if self._read_pool is None:
             return
@@ -210,12 +210,12 @@ class Storages:
 
     def begin_ours(self) -> None:
         """Note that the memory taken from now on is the recorder's own."""
-        self.look()
+        self.note_freed()
         self._blocks.are_ours = True
 
     def end_ours(self) -> None:
         """Note that it no longer is."""
-        self.look()
+        self.note_freed()
         self._blocks.are_ours = False
 
     def end_emptied(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from swapkit._runtime.control.plan_status import PlanStatus, describe_progress, tell_progress
+from swapkit._runtime.control.plan_status import PlanStatus, describe_progress, log_progress
 from swapkit.ir.plans import Action, Decision, Plan, Prediction
 from swapkit.ir.traces import Kind, Operator, Phase, Storage, Trace
 from swapkit.planning.selection.cases import Asked, Case, Request, Stage, Tried
@@ -36,7 +36,7 @@ ASKED = Asked(Case(), Request(trace=TRACE, count=1, shares=(1.0,)))
 
 def told(caplog: pytest.LogCaptureFixture, status: PlanStatus) -> str:
     with caplog.at_level(logging.INFO, logger="swapkit"):
-        tell_progress(status, 16 << 20)
+        log_progress(status, 16 << 20)
     return caplog.messages[-1]
 
 

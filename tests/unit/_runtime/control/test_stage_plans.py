@@ -15,7 +15,7 @@ from swapkit.ir.stages import StagePlace
 from swapkit.ir.traces import WAIT, Operator, Phase, Trace
 from swapkit.planning.selection.cases import RECURRENCES, Outcome
 from swapkit.planning.selection.lean_trials import SETTLING, STEPS
-from swapkit.planning.selection.learner import LOOKS, Learner
+from swapkit.planning.selection.learner import TIMED_STEPS, Learner
 from tests.support.learning import LEAN, LeanPlans
 
 if TYPE_CHECKING:
@@ -279,7 +279,7 @@ def test_times_when_the_own_plan_has_been_timed_in_one_step_only_then_nobody_hea
 ) -> None:
     world = World(monkeypatch, 2)
     world.stages = [Stage(18.0, place=each, searches=2) for each in world.places]
-    assert world.run(1 + 2 + LOOKS - 1) == [OWN, OWN]  # recorded, tried, followed
+    assert world.run(1 + 2 + TIMED_STEPS - 1) == [OWN, OWN]  # recorded, tried, followed
     assert [each.plans._own for each in world.stages] == [None, None]
     world.run(2)
     assert all(each.plans._own is not None for each in world.stages)

@@ -9,7 +9,7 @@ import pytest
 
 from swapkit.ir.plans import Plan, Prediction
 from swapkit.planning.selection.cases import FASTER, Outcome, StepMode, Timing
-from swapkit.planning.selection.learner import LOOKS, Learner
+from swapkit.planning.selection.learner import TIMED_STEPS, Learner
 from tests.support.learning import RECORDED, SHAPE, run, seconds, warm_up
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def test_search_when_a_plan_for_more_memory_needed_a_rescue_then_the_others_are_
 
 def test_steps_when_candidates_are_compared_then_the_device_is_waited_for_and_else_not() -> None:
     made = searching(0.7, 0.8)
-    outcomes = [*paced(0.7, 1.0, 1.0), *seconds(*[1.0] * LOOKS)]
+    outcomes = [*paced(0.7, 1.0, 1.0), *seconds(*[1.0] * TIMED_STEPS)]
     timings = []
     for outcome in outcomes:
         instruction = made.begin(SHAPE)
@@ -128,7 +128,10 @@ def test_steps_when_candidates_are_compared_then_the_device_is_waited_for_and_el
         timings.append(instruction.timing)
         made.end(outcome)
     searched = [Timing.LEAD, Timing.PACE] * 3
-    assert timings == [*searched, *[Timing.HOST] * LOOKS]  # a stable step is as without a session
+    assert timings == [
+        *searched,
+        *[Timing.HOST] * TIMED_STEPS,
+    ]  # a stable step is as without a session
 
 
 def test_pace_when_the_chosen_plan_is_known_then_it_is_that_of_many_steps() -> None:
@@ -137,7 +140,7 @@ def test_pace_when_the_chosen_plan_is_known_then_it_is_that_of_many_steps() -> N
     case = made.case
     assert case is not None
     assert case.pace == pytest.approx(5.0)
-    run(made, seconds(*[1.0] * LOOKS))
+    run(made, seconds(*[1.0] * TIMED_STEPS))
     assert case.pace == pytest.approx(2.0)
 
 
@@ -146,12 +149,12 @@ def test_pace_when_a_plan_is_followed_without_a_trial_then_it_is_that_of_its_ste
     case = made.case
     assert case is not None
     assert case.pace == pytest.approx(1.0)  # as predicted, until it is known
-    run(made, seconds(*[1.0] * LOOKS))
+    run(made, seconds(*[1.0] * TIMED_STEPS))
     assert case.pace == pytest.approx(2.0)
     run(made, [Outcome(seconds=1.0, rescues=1)] * 2)  # a plan for less memory replaces it
     assert made.replans == 1
     assert case.pace == pytest.approx(2.0)
-    run(made, seconds(*[1.5] * LOOKS))
+    run(made, seconds(*[1.5] * TIMED_STEPS))
     assert case.pace == pytest.approx(3.0)
 
 
@@ -160,6 +163,6 @@ def test_pace_when_a_plan_is_given_then_it_is_that_of_its_steps() -> None:
     assert RECORDED.trace is not None
     (plan,) = Predicting((0.5,))(RECORDED.trace, share=1.0, count=1)
     made.adopt(SHAPE, RECORDED.trace, plan)
-    run(made, seconds(*[1.0] * LOOKS))
+    run(made, seconds(*[1.0] * TIMED_STEPS))
     assert made.case is not None
     assert made.case.pace == pytest.approx(2.0)

@@ -20,9 +20,9 @@ from swapkit.planning.selection.cases import (
 from swapkit.planning.selection.learner import (
     CASES_KEPT,
     EXTRA_STEPS,
-    LOOKS,
     MARGIN,
     STRANGERS,
+    TIMED_STEPS,
     Learner,
 )
 from tests.support.learning import (
@@ -200,7 +200,7 @@ def test_chosen_plan_when_the_machine_becomes_slower_then_followed_for_good() ->
     warm_up(made)
     run(made, seconds(2.0, 1.0, 1.5))
     assert made.stage is Stage.STABLE
-    assert run(made, seconds(*[9.0] * 3 * LOOKS)) == ["1.1"] * 3 * LOOKS
+    assert run(made, seconds(*[9.0] * 3 * TIMED_STEPS)) == ["1.1"] * 3 * TIMED_STEPS
     assert made.replans == 0
 
 

@@ -52,7 +52,7 @@ def test_block_when_a_session_copies_a_storage_back_into_it_then_it_is_no_life()
     course = Course()
     course.blocks.take(A, 1024, 1000, 0)
     course.blocks.take(B, 512, 500, 0)
-    course.blocks.come_back(1000)
+    course.blocks.take_back(1000)
     course.operators = 1
     assert [each.nbytes for each in course.blocks.unowned()] == [512]
 
