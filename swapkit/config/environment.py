@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from swapkit.config.values import read_value, read_variable
+from swapkit.config.values import is_digits, read_value, read_variable
 from swapkit.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -115,8 +115,14 @@ def read_cpu_affinity(variables: Mapping[str, str]) -> CpuAffinity:
     ranges = _read_ranges(text, parts)
     if mode == OFF and ranges:
         _warn(f"{CONF}={text!r} is off: begin it with the mode, as in {CONF}=1,npu0:0-3")
-    count = read_variable(variables, COUNT, "a number of CPUs of at least 1", None)
+    count = read_variable(variables, COUNT, "a number of CPUs of at least 1", None, _read_digits)
     return CpuAffinity(mode=mode, ranges=ranges, cpus_per_device=count)
+
+
+def _read_digits(text: str) -> int:
+    if not is_digits(text):
+        raise ValueError(text)
+    return int(text)
 
 
 def _read_mode(text: str, parts: Sequence[str]) -> int:

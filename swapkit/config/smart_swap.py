@@ -14,7 +14,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 from swapkit.config.values import accepts
@@ -147,19 +146,28 @@ class SmartSwapConfig:
 _DEFAULTS = {each.name: each.default for each in fields(SmartSwapConfig) if each.name != "named"}
 
 
-class SwapPolicyConfig(SimpleNamespace):
-    """The settings of SmartSwap as mutable attributes, as in MindSpeed.
+class SwapPolicyConfig:
+    """The settings of SmartSwap as mutable attributes, as in MindSpeed."""
 
-    The class has the defaults, so an instance itself has only the settings that were set.
-    """
+    def __init__(self) -> None:
+        """Start with the defaults, none of which counts as set explicitly."""
+        vars(self).update(_DEFAULTS)
+        vars(self)["_named"] = set()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Change a setting; `read_smart_swap` rejects unknown ones."""
+        super().__setattr__(name, value)
+        vars(self)["_named"].add(name)
+
+    def given(self) -> dict[str, object]:
+        """Return the settings that were set explicitly."""
+        return {name: getattr(self, name) for name in vars(self)["_named"] if hasattr(self, name)}
 
     def __str__(self) -> str:
         """Return all settings as text."""
-        return str({**_DEFAULTS, **vars(self)})
+        return str({name: value for name, value in vars(self).items() if name != "_named"})
 
 
-for _name, _default in _DEFAULTS.items():
-    setattr(SwapPolicyConfig, _name, _default)
 # Scripts written for MindSpeed edit this object; --smart-swap uses it unless given other settings.
 swap_policy_config = SwapPolicyConfig()
 
@@ -192,7 +200,7 @@ def read_smart_swap(source: SmartSwapSource = None) -> SmartSwapConfig:
         return source or SmartSwapConfig()
     if isinstance(source, (str, os.PathLike)):
         source = _read_file(Path(source))
-    values: Mapping[str, Any] = source if isinstance(source, Mapping) else vars(source)
+    values = _list_values(source)
     known = set(_DEFAULTS)
     unknown = ", ".join(sorted(str(name) for name in set(values) - known - FORMER_FIELDS))
     if unknown:
@@ -201,6 +209,12 @@ def read_smart_swap(source: SmartSwapSource = None) -> SmartSwapConfig:
     chosen = {name: value for name, value in values.items() if name in known}
     is_whole = set(chosen) == known  # an object has all settings, set explicitly or not
     return SmartSwapConfig(**chosen, named=frozenset() if is_whole else frozenset(chosen))
+
+
+def _list_values(source: object) -> Mapping[str, Any]:
+    if isinstance(source, SwapPolicyConfig):
+        return source.given()
+    return source if isinstance(source, Mapping) else vars(source)
 
 
 def _read_file(path: Path) -> Mapping[str, Any]:

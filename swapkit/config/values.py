@@ -32,6 +32,11 @@ def accepts(words: str, value: object) -> bool:
     return is_inside and is_kind[words.split()[1]]
 
 
+def is_digits(text: str) -> bool:
+    """Return whether a text has digits only: `int` accepts signs, underscores and other scripts."""
+    return text.isascii() and text.isdecimal()
+
+
 def read_value(words: str, text: str) -> int | float | bool | str:
     """Return the number that a text is, else the one of the described texts that it is.
 
@@ -45,7 +50,7 @@ def read_value(words: str, text: str) -> int | float | bool | str:
     if not words.startswith(_NUMBERS):
         if text in re.split(", | or ", words):
             return _BOOLS.get(text.lower(), text)
-    elif words.startswith("a number") or text.isdecimal():  # `int` accepts signs and underscores
+    elif words.startswith("a number") or is_digits(text):
         value = float(text) if words.startswith("a number") else int(text)
         if value != math.inf and accepts(words, value):
             return value

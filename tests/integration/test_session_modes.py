@@ -153,3 +153,59 @@ def test_steps_when_they_end_in_a_compiled_call_then_they_are_recorded_and_torch
     torch.compiler.reset()
     assert mode_stack() == []
     assert training.outcome() == plain.outcome
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own about its hooks
+def test_steps_when_each_ends_and_the_next_begins_in_one_compiled_call_then_torch_works_on() -> (
+    None
+):
+    def train(steps: int, training: Training) -> Training:
+        losses: list[torch.Tensor] = []
+
+        def go_on() -> None:
+            assert training.optimizer is not None
+            training.optimizer.step()
+            training.model.zero_grad()
+            losses.append(training.forward())
+
+        go_on = torch.compile(go_on, backend="eager")
+        torch.manual_seed(0)
+        losses.append(training.forward())
+        for _ in range(steps):
+            loss = losses.pop()
+            loss.backward()
+            training.results.append(float(loss.detach()).hex())
+            del loss
+            go_on()
+            assert torch.ones(1).item() == 1
+        return training
+
+    plain = train(STABLE_WITHIN, make_training())
+    training = make_training()
+    budget = train_plainly(make_training, 2).budget(1.0)
+    with swapkit.budget(budget, training.model, training.optimizer) as session:
+        train(STABLE_WITHIN, training)
+        assert session.stats.steps == STABLE_WITHIN
+    torch.compiler.reset()
+    assert mode_stack() == []
+    assert training.outcome() == plain.outcome()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["mark_step", "close"])
+def test_session_when_a_compiled_function_calls_it_then_the_compiler_leaves_it_alone(
+    name: str,
+) -> None:
+    training = make_training()
+    with swapkit.budget(1 << 30, training.model) as session:
+        call = getattr(session, name)
+        compiled = torch.compile(lambda: call(), backend="eager")  # noqa: PLW0108
+        for _ in range(3):
+            training.forward().backward()
+            if name == "mark_step":
+                compiled()
+        if name == "close":
+            compiled()
+    torch.compiler.reset()
+    assert session.stats.steps == (3 if name == "mark_step" else 0)
+    assert mode_stack() == []

@@ -14,6 +14,7 @@ import collections
 import collections.abc
 import contextlib
 import contextvars
+import ctypes
 import functools
 import gc
 import io
@@ -42,7 +43,8 @@ _MOST_ITEMS = 5_000  # of one container; what the items of a larger one hold is 
 _CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque)
 # Modules of objects that are compared by a digest.
 _DIGESTED = frozenset({"decimal", "numpy"})
-_MOST_BYTES = 4 << 30  # of one array or buffer; a larger one may have changed
+_MOST_BYTES = 4 << 30  # of one array; a larger one may have changed
+_MOST_COPIED = 256 << 20  # the same of a buffer that has to be copied
 _PIECE = 1 << 20  # elements of an array that are read at once
 _VALUES = frozenset({bool, int, float, complex, str, bytes, type(None)})
 # Of libraries, and with a state of the user's in attributes. Objects of others cache there, too.
@@ -147,7 +149,8 @@ class _Reach:
                 return state_of(thing), [*held_by(thing), *_own_attributes(thing, kind)]
         if any(each.__module__.partition(".")[0] in _DIGESTED for each in kind.__mro__):
             digest, objects = _digest(thing)
-            return digest, objects + _attributes(thing, kind)
+            others = [each for each in _attributes(thing, kind) if type(each) is not mmap.mmap]
+            return digest, objects + others  # the digest has the part of a map that is an array's
         inside = _items(thing, kind)
         if inside is None:
             return None, self._inside(thing, kind)
@@ -226,19 +229,39 @@ def _gradient(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _sum(thing: Any) -> object:  # noqa: ANN401 - it has a buffer
-    """Return a digest of a buffer. A large one is not copied.
+    """Return a digest of a buffer, which is copied by one call with the GIL.
+
+    So no other thread finds the buffer in use, and fails to change its size.
 
     Raises:
-        BufferError: it is too large to be read twice.
+        BufferError: it is too large to be copied twice.
     """
-    with contextlib.suppress(ValueError):  # a memoryview is released, a map is closed
-        view = memoryview(thing)
-        form = view.nbytes, thing.tell() if isinstance(thing, mmap.mmap) else 0
-        if view.readonly and isinstance(view.obj, bytes | mmap.mmap):  # nothing can write to it
-            return form
-        if view.nbytes > _MOST_BYTES:
-            raise BufferError
-        return form, crc32(view if view.c_contiguous else view.tobytes())
+    copy: Callable[[Any], bytes] = bytes
+    if isinstance(thing, array.array):
+        nbytes, copy = len(thing) * thing.itemsize, array.array.tobytes
+    elif isinstance(thing, memoryview):
+        try:
+            nbytes, copy = thing.nbytes, memoryview.tobytes
+        except ValueError:  # it is released
+            return None
+        if thing.readonly and isinstance(thing.obj, bytes | mmap.mmap):  # nothing can write to it
+            return nbytes
+    else:
+        nbytes = len(thing) if isinstance(thing, bytearray) else ctypes.sizeof(thing)
+    if nbytes > _MOST_COPIED:
+        raise BufferError
+    return crc32(copy(thing))
+
+
+def _map(thing: mmap.mmap) -> object:
+    """Return the state of a map: a new one each time if a run may have written to it.
+
+    It is not read: the process ends where its file has been truncated.
+    """
+    with contextlib.suppress(ValueError):  # it is closed
+        with memoryview(thing) as view:
+            is_fixed = view.readonly
+        return thing.tell() if is_fixed else object()
     return None
 
 
@@ -267,7 +290,8 @@ _STATES: tuple[
     (torch.Tensor, _version, lambda tensor: [*vars(tensor).values(), _gradient(tensor)]),
     (torch.Generator, lambda generator: bytes(generator.get_state().numpy()), _nothing),
     (random.Random, random.Random.getstate, _nothing),
-    (bytearray | array.array | memoryview | mmap.mmap | CData, _sum, gc.get_referents),
+    (mmap.mmap, _map, _nothing),
+    (bytearray | array.array | memoryview | CData, _sum, gc.get_referents),
     (weakref.ref, lambda _: None, lambda reference: [weakref.ref.__call__(reference)]),
     (io.IOBase, _file, _nothing),
     (collections.abc.Iterator, lambda _: object(), _nothing),  # a run may have advanced it
@@ -320,7 +344,7 @@ def _attributes(thing: object, kind: type) -> list[object]:
     """Return the values of an object's attributes, slots included."""
     found = []
     try:
-        owner: Any = threading.local if isinstance(thing, threading.local) else object
+        owner: Any = threading.local if issubclass(kind, threading.local) else object
         attributes = owner.__getattribute__(thing, "__dict__")
     except AttributeError:
         attributes = {}

@@ -19,7 +19,7 @@ from swapkit._runtime.session.memory_history import (
     check_entries,
 )
 from swapkit._runtime.session.results import NOT_ACTIVE, SessionResults
-from swapkit._runtime.torch_compat.isolation import make_fork_lock
+from swapkit._runtime.torch_compat.isolation import make_fork_lock, uncompiled
 from swapkit._runtime.user_choices.wrapping import is_suspended
 from swapkit.errors import InvalidType, SessionError
 from swapkit.units import show
@@ -56,6 +56,7 @@ class Session(SessionResults):
         self._advice: list[Callable[[int], str]] = []
         self._on_loss: weakref.finalize[[], Self] | None = None
 
+    @uncompiled
     def mark_step(self) -> None:
         """End a step by hand, in a loop without an optimizer.
 
@@ -239,6 +240,7 @@ class Session(SessionResults):
         if cause is not None:
             raise cause from error
 
+    @uncompiled
     def close(self) -> None:
         """End the session, on any thread and in any order. Safe to call twice.
 

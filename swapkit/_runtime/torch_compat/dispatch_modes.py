@@ -27,7 +27,7 @@ from swapkit._runtime.torch_compat.internals import (
     pop_mode,
     push_mode,
 )
-from swapkit._runtime.torch_compat.isolation import compiled_call, make_fork_lock, may_compile
+from swapkit._runtime.torch_compat.isolation import compiled_calls, make_fork_lock, may_compile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -214,7 +214,9 @@ class SeeingMode(DispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._task = graph_task()
-        self._call = compiled_call()
+        # The compiled call around: itself, as a later frame may have its address.
+        self._call = next(iter(compiled_calls()), None)
+        self.is_cut = False  # that call ended before the mode did: no operator was seen since then
         self._left = thread_state.left_modes  # this thread's
 
     def __enter__(self) -> Self:
@@ -240,7 +242,9 @@ class SeeingMode(DispatchMode):  # type: ignore[no-untyped-call]
 
     def leave(self) -> None:
         """Stop seeing operators; leave the mode stack now, or later if that is not possible yet."""
+        self.is_cut = self._call is not None and self._call not in compiled_calls()
         if self._left is thread_state.left_modes and self._is_where_entered():
+            self._call = None
             super().leave()  # no effect while the mode itself runs
         else:
             self._left.append(self)
@@ -254,7 +258,11 @@ class SeeingMode(DispatchMode):  # type: ignore[no-untyped-call]
 
     def _is_where_entered(self) -> bool:
         """Return whether nothing that began later will restore the thread's modes or keys."""
-        return graph_task() == self._task and compiled_call() in (0, self._call)
+        calls = compiled_calls()
+        has_later = bool(calls) and calls[0] is not self._call
+        if has_later and self._call is not None and self._call not in calls:
+            has_later = False  # that call has ended, with the keys of its begin: without the mode's
+        return graph_task() == self._task and not has_later
 
 
 def drop_left() -> None:

@@ -24,7 +24,7 @@ from swapkit._runtime.torch_compat.internals import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
-    from types import FunctionType
+    from types import FrameType, FunctionType
 
 # ---- compiled code -------------------------------------------------------------------------------
 #
@@ -44,18 +44,19 @@ def may_compile() -> bool:
     )
 
 
-def compiled_call() -> int:
-    """Return the number of the innermost compiled call on this thread's stack; 0: there is none.
+def compiled_calls() -> list[FrameType]:
+    """Return the compiled calls on this thread's stack, innermost first.
 
-    At its end, the call restores the dispatch keys of its begin.
+    At its end, such a call restores the dispatch keys of its begin.
     """
     loaded = sys.modules.get("torch._dynamo.eval_frame")
     frame = None if loaded is None else sys._getframe(1)  # noqa: SLF001
-    while frame is not None and (
-        frame.f_code.co_name != "compile_wrapper" or frame.f_globals is not vars(loaded)
-    ):
+    found = []
+    while frame is not None:
+        if frame.f_code.co_name == "compile_wrapper" and frame.f_globals is vars(loaded):
+            found.append(frame)
         frame = frame.f_back
-    return 0 if frame is None else id(frame)
+    return found
 
 
 def _count_frames() -> int:

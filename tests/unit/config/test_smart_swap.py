@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from swapkit.config.smart_swap import SmartSwapConfig, SwapPolicyPref, read_smart_swap
+from swapkit.config.smart_swap import (
+    SmartSwapConfig,
+    SwapPolicyConfig,
+    SwapPolicyPref,
+    read_smart_swap,
+)
 from swapkit.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -184,3 +189,13 @@ def test_search_when_it_leaves_something_to_choose_then_so_many_steps(
 ) -> None:
     config = SmartSwapConfig(warmup_step=warmup, stable_step=stable)
     assert config.search_steps == steps
+
+
+def test_settings_when_an_object_is_made_then_it_has_all_fields_with_their_defaults() -> None:
+    config = SwapPolicyConfig()
+    wanted = {"warmup_step": 2, "policy_v2": True, "print_rank": 0}
+    assert {name: vars(config)[name] for name in wanted} == wanted
+    assert len({config, SwapPolicyConfig()}) == 2
+    config.warmup_step = 1
+    assert read_smart_swap(config).warmup_step == 1
+    assert read_smart_swap(config).named == {"warmup_step"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from swapkit.config.values import accepts, read_value, read_variable
@@ -65,3 +67,9 @@ def test_variable_when_not_as_described_then_the_default_and_a_warning(
         assert read_variable({"N": "9"}, "N", words, default) == default
     assert read_variable({"N": " 4 "}, "N", words, default) == 4
     assert read_variable({}, "N", words, default) == default
+
+
+@pytest.mark.parametrize("text", ["+4", "1_000", "\u0663", "-1", "", "4" * 5000])
+def test_text_when_it_has_other_than_digits_then_it_is_no_whole_number(text: str) -> None:
+    with pytest.raises(ValueError, match=f"{re.escape(text)}$|^Exceeds the limit"):
+        read_value("a whole number of at least 0", text)
