@@ -57,6 +57,8 @@ COMMON = $(subst $(empty) ,|,$(strip $(shell sed '/^\#/d' tests/integrations/com
 NATIVE := swapkit/_native
 C_SOURCES := $(sort $(shell find $(NATIVE)/src -name '*.c'))
 C_HEADERS := $(sort $(shell find $(NATIVE) -name '*.h' -o -name '*.hpp'))
+# Of tests: a library of its own beside the core.
+INSTRUMENTS := $(sort $(wildcard tests/c/instruments/*.[ch]))
 # What the sanitisers see of the shim.
 SHIM_TESTS := $(sort $(wildcard tests/unit/_runtime/shim/test_*.py)) \
 	$(patsubst %,tests/unit/_runtime/%.py,user_choices/test_operators execution/test_plan_executor \
@@ -66,7 +68,7 @@ SHIM_TESTS := $(sort $(wildcard tests/unit/_runtime/shim/test_*.py)) \
 		saved/test_existing_graphs saved/test_hooks saved/test_swapper saved/test_swapper_storages saved/test_taken_apart) \
 	tests/integration/test_scarce_host.py tests/integration/test_threads.py tests/integration/test_thread_scenes.py
 SHIM_SOURCES := $(sort $(wildcard swapkit/_runtime/shim/cpp/*/*.cpp))
-FORMATTED := $(C_SOURCES) $(C_HEADERS) $(SHIM_SOURCES) \
+FORMATTED := $(C_SOURCES) $(C_HEADERS) $(SHIM_SOURCES) $(INSTRUMENTS) \
 	$(sort $(wildcard examples/operators/*.[ch] examples/operators/*.[ch]pp examples/operators/*.cu \
 		tests/operators/*.[ch]pp tests/c/*.[ch] tests/cuda/*/*.[ch] tests/cuda/*/*.[ch]pp tests/npu/*/*.[ch] \
 		tests/npu/*/*.[ch]pp tests/simulated/*/*.hpp swapkit/_runtime/shim/cpp/*/*.hpp))
@@ -102,7 +104,7 @@ MAKEFLAGS += --no-print-directory
 setup: $(READY)
 	@:
 
-$(READY_DEMO): pyproject.toml setup.py build_native.py constraints.txt $(C_SOURCES) $(C_HEADERS)
+$(READY_DEMO): pyproject.toml setup.py build_native.py constraints.txt $(C_SOURCES) $(C_HEADERS) $(INSTRUMENTS)
 	@echo "setup: $(VENV)"
 	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV)
 	@$(PIP_INSTALL) setuptools cffi
@@ -244,5 +246,5 @@ newest: setup
 clean:
 	@rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	@find swapkit tests tools benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
-	@rm -rf $(NATIVE)/_lib*.so $(NATIVE)/libswapkit.so $(VENV) $(NPU_VENV) .venv-oldest .venv-newest \
+	@rm -rf $(NATIVE)/_lib*.so $(NATIVE)/libswapkit.so $(NATIVE)/libswapkit_test.so $(VENV) $(NPU_VENV) .venv-oldest .venv-newest \
 		$(NEWEST_VENV)

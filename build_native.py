@@ -5,7 +5,8 @@ parses, and the compiler checks the same files again. setuptools runs this file 
 `cffi_modules` (see setup.py); every path given to it is relative to the project, so that a source
 distribution builds anywhere. SWAPKIT_DEBUG=1 builds with every assertion of the core.
 
-The hooks of operators are a library of their own, which setup.py builds with `build_library`.
+The hooks of operators are a library of their own, which setup.py builds with `build_library`; in a
+checkout it also builds the instruments of tests, with `build_instruments`.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ HEADERS = (  # of the core; those of the hooks are of no concern to cffi
     "swapkit_plan.h",
     "swapkit_pool.h",
     "swapkit_sched.h",
-    "swapkit_testing.h",
 )
 
 LIBRARY = "libswapkit.so"
+INSTRUMENTS = Path("tests/c/instruments")  # absent from a source distribution
+TEST_LIBRARY = "libswapkit_test.so"
 
 INCLUDES = "".join(f'#include "{header}"\n' for header in HEADERS)
 
@@ -43,13 +45,13 @@ DEBUG_FLAGS = ["-O1", "-g", "-DSK_DEBUG"]
 FLAG_VARIABLES = ("LDFLAGS", "CFLAGS", "CPPFLAGS")
 
 
-def preprocess_header() -> str:
+def preprocess_header(includes: str = INCLUDES) -> str:
     """Return the public headers as plain declarations, which is what cffi can parse."""
     compiler = shlex.split(os.environ.get("CC", "cc"))
     command = [*compiler, "-E", "-P", "-DSK_CDEF", f"-I{INCLUDE}", "-x", "c", "-"]
     try:
         done = subprocess.run(
-            command, cwd=ROOT, check=True, capture_output=True, text=True, input=INCLUDES
+            command, cwd=ROOT, check=True, capture_output=True, text=True, input=includes
         )
     except FileNotFoundError:
         message = f"swapkit: no C compiler: {compiler[0]!r} not found; install gcc or set CC"
@@ -78,20 +80,36 @@ def list_files(pattern: str) -> list[str]:
 def build_library(folder: Path) -> Path:
     """Compile the hooks of operators into a folder: `libswapkit.so`, which extensions link with.
 
-    It needs neither Python nor the core. A process has one copy, whoever loads it first. Flags of
-    the environment go before ours, as setuptools does for the core.
+    It needs neither Python nor the core. A process has one copy, whoever loads it first. It is
+    never unloaded: threads end its operators when they end.
     """
-    library = folder / LIBRARY
-    folder.mkdir(parents=True, exist_ok=True)
+    return link_shared(folder / LIBRARY, HOOKS, f"-Wl,-soname,{LIBRARY},-z,nodelete")
+
+
+def build_instruments(core: Path) -> Path:
+    """Compile what only tests use into a library beside the core, `libswapkit_test.so`.
+
+    Its backends wrap another one. They use names of the core, which a process has once.
+    """
+    beside = (f"-L{core.parent}", f"-l:{core.name}", "-Wl,-rpath,$ORIGIN")
+    folders = (f"-I{SOURCE}", f"-I{INSTRUMENTS.parent}")
+    return link_shared(core.with_name(TEST_LIBRARY), INSTRUMENTS, *folders, *beside)
+
+
+def link_shared(library: Path, sources: Path, *options: str) -> Path:
+    """Compile a folder of sources into a library.
+
+    Flags of the environment go before ours, as setuptools does for the core.
+    """
+    library.parent.mkdir(parents=True, exist_ok=True)
     temporary = library.with_suffix(f".{os.getpid()}")
-    sources = sorted(str(path.relative_to(ROOT)) for path in (ROOT / HOOKS).glob("*.c"))
     command = [
         *shlex.split(os.environ.get("CC", "cc")),
         *(flag for name in FLAG_VARIABLES for flag in shlex.split(os.environ.get(name, ""))),
-        # Never unloaded: threads end its operators when they end.
         *("-shared", "-fPIC", "-std=c11", "-D_GNU_SOURCE", "-fvisibility=hidden", "-pthread"),
-        *("-Wall", "-Wextra", "-O2", f"-I{INCLUDE}", *sources),
-        *(f"-Wl,-soname,{LIBRARY},-z,nodelete", "-o", str(temporary.absolute())),
+        *("-Wall", "-Wextra", "-O2", f"-I{INCLUDE}"),
+        *sorted(str(path.relative_to(ROOT)) for path in (ROOT / sources).glob("*.c")),
+        *(*options, "-o", str(temporary.absolute())),
     ]
     done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
     if done.returncode != 0:
@@ -120,7 +138,8 @@ def describe_module() -> FFI:
             "-Wextra",
             *(DEBUG_FLAGS if debug else RELEASE_FLAGS),
         ],
-        extra_link_args=["-pthread"],
+        # Calls from inside the core are direct, also of functions that others may call.
+        extra_link_args=["-pthread", "-Wl,-Bsymbolic-functions"],
     )
     return ffi
 

@@ -8,7 +8,7 @@ from setuptools.command.build_ext import build_ext
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from build_native import LIBRARY, build_library
+from build_native import INSTRUMENTS, LIBRARY, build_instruments, build_library
 
 PACKAGE = Path("swapkit/_native")
 
@@ -22,10 +22,13 @@ class BuildNative(build_ext):
         build_library(Path(self.build_lib).absolute() / PACKAGE)
 
     def copy_extensions_to_source(self) -> None:
-        """Copy both to the checkout, for an editable installation."""
+        """Copy both to the checkout, for an editable installation; add what only tests use."""
         super().copy_extensions_to_source()
         built, inplace = self._library_files()
         self.copy_file(built, inplace, level=self.verbose)
+        if INSTRUMENTS.is_dir():
+            (core,) = super().get_output_mapping().values()
+            build_instruments(Path(core))
 
     def get_outputs(self) -> list[str]:
         """Return the files built."""

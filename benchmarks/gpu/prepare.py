@@ -81,9 +81,10 @@ def warm_up(device: str, log: Path) -> str | None:
 
 def is_current(module: Path) -> bool:
     """Return whether the compiled core is there and newer than everything it is made of."""
-    if not module.exists():
+    if not (module.exists() and module.with_name("libswapkit_test.so").exists()):
         return False
     sources = [*NATIVE.rglob("*.c"), *NATIVE.rglob("*.h"), ROOT / "build_native.py"]
+    sources += (ROOT / "tests/c/instruments").iterdir()
     return module.stat().st_mtime >= max(source.stat().st_mtime for source in sources)
 
 
@@ -94,7 +95,13 @@ def build_core(module: Path, folder: Path) -> None:
         SystemExit: a tool is missing or fails; the message says which.
     """
     os.chdir(ROOT)
-    from build_native import RELEASE_FLAGS, build_library, list_files, make_builder
+    from build_native import (
+        RELEASE_FLAGS,
+        build_instruments,
+        build_library,
+        list_files,
+        make_builder,
+    )
 
     compiler = shlex.split(os.environ.get("CC", "gcc"))
     if shutil.which(compiler[0]) is None:
@@ -115,10 +122,11 @@ def build_core(module: Path, folder: Path) -> None:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(compile_one, sources))
     temporary = module.with_suffix(f".{os.getpid()}")
-    libraries = ["-pthread", "-ldl", "-lm"]
+    libraries = ["-pthread", "-Wl,-Bsymbolic-functions", "-ldl", "-lm"]
     call([*compiler, "-shared", *map(str, sources.values()), *libraries, "-o", str(temporary)])
     temporary.replace(module)
     build_library(module.parent)
+    build_instruments(module)
 
 
 def call(command: list[str]) -> None:

@@ -5,8 +5,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "backend/interpose.h"
 #include "fixture.h"
+#include "instruments/interpose.h"
 
 /* The linker wraps these; tests make the others fail. */
 void *__real_calloc(size_t count, size_t nbytes);

@@ -113,14 +113,11 @@ sk__disk_stats disk_stats(disk_scene *scene) {
 }
 
 void fault_calls(unsigned calls, uint64_t nth, bool forever, int error) {
-    sk__disk_fault fault = {.calls = calls, .nth = nth, .forever = forever, .error = error};
-    sk__disk_fault_arm(&fault);
+    sk_disk_fault_arm(calls, nth, forever, error, 0);
 }
 
 void fault_short(unsigned calls, uint64_t nth, bool forever, size_t short_bytes) {
-    sk__disk_fault fault = {
-        .calls = calls, .nth = nth, .forever = forever, .short_bytes = short_bytes};
-    sk__disk_fault_arm(&fault);
+    sk_disk_fault_arm(calls, nth, forever, 0, short_bytes);
 }
 
 void fault_none(void) { fault_calls(SK_DISK_CALL_ANY, 0, false, 0); }

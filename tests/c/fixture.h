@@ -9,7 +9,7 @@
 
 #include "device.h"
 #include "harness.h"
-#include "swapkit_testing.h"
+#include "instruments/instruments.h"
 
 enum {
     KIB = 1024,

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/interpose.h"
+#include "instruments/interpose.h"
 
 /* ---- device memory --------------------------------------------------------------------------- */
 

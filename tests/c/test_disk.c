@@ -60,7 +60,7 @@ SK_TEST(disk, test_move_when_many_sizes_and_alignments_then_read_as_written) {
 SK_TEST(disk, test_move_when_no_direct_io_then_read_as_written) {
     fault_calls(SK_DISK_CALL_DIRECT, 1, true, EINVAL);
     disk_scene s = disk_scene_open(0);
-    CHECK_EQUAL(1, sk__disk_fault_calls());
+    CHECK_EQUAL(1, sk_disk_fault_calls());
     fault_none();
     CHECK(!disk_stats(&s).is_direct);
     round_trips(&s, 2);
@@ -255,7 +255,7 @@ SK_TEST(disk, test_submit_when_one_request_is_large_then_every_thread_has_a_piec
     sk__extent extent = disk_reserve(&s, LARGE);
     fault_none();
     CHECK_OK(disk_move(&s, SK_DISK_WRITE, memory, LARGE, extent));
-    CHECK(sk__disk_fault_calls() >= SK_DISK_THREADS);
+    CHECK(sk_disk_fault_calls() >= SK_DISK_THREADS);
     disk_scene_close(&s);
     free(memory);
 }
@@ -394,7 +394,7 @@ SK_TEST(disk, test_reserve_when_space_was_released_then_it_is_used_without_the_s
     sk__disk_release(s.disk, again);
     again = disk_reserve(&s, MIB);
     (void)disk_reserve(&s, 2 * MIB);
-    CHECK_EQUAL(0, sk__disk_fault_calls());
+    CHECK_EQUAL(0, sk_disk_fault_calls());
     CHECK_EQUAL(backed, disk_stats(&s).backed_bytes);
     disk_scene_close(&s);
 }

@@ -41,7 +41,7 @@ SK_TEST(disk, test_reserve_when_the_file_system_is_full_then_refused_with_the_fi
     fault_calls(SK_DISK_CALL_ALLOCATE | SK_DISK_CALL_GIVE_BACK, 1, false, EIO);
     sk__extent refused;
     CHECK_STATUS(SK_DISK_FAILED, sk__disk_reserve(s.disk, MIB, &refused));
-    CHECK_EQUAL(2, sk__disk_fault_calls()); /* what it may have got is given back */
+    CHECK_EQUAL(2, sk_disk_fault_calls()); /* what it may have got is given back */
     CHECK_CONTAINS(sk_error_text(), strerror(EIO));
     sk__disk_release(s.disk, kept);
     check_usable(&s);
@@ -54,7 +54,7 @@ SK_TEST(disk, test_reserve_when_full_but_released_space_is_kept_then_that_is_giv
     sk__disk_release(s.disk, first);
     fault_calls(SK_DISK_CALL_ALLOCATE, 1, false, ENOSPC);
     (void)disk_reserve(&s, 2 * MIB);
-    CHECK_EQUAL(2, sk__disk_fault_calls());
+    CHECK_EQUAL(2, sk_disk_fault_calls());
     CHECK_EQUAL(2 * MIB, disk_stats(&s).backed_bytes);
     check_usable(&s);
     disk_scene_close(&s);
@@ -100,7 +100,7 @@ static void reserve_without_setting_aside(int error) {
     char *memory = take_filled(MIB, 1);
     sk__extent extent = disk_reserve(&s, MIB);
     (void)disk_reserve(&s, MIB);
-    CHECK_EQUAL(1, sk__disk_fault_calls()); /* not asked again */
+    CHECK_EQUAL(1, sk_disk_fault_calls()); /* not asked again */
     CHECK_OK(disk_move(&s, SK_DISK_WRITE, memory, MIB - 1, extent));
     memset(memory, 0, MIB);
     CHECK_OK(disk_move(&s, SK_DISK_READ, memory, MIB - 1, extent));
@@ -282,7 +282,7 @@ static void move_in_parts(disk_scene *s, unsigned calls, bool forever, size_t sh
         CHECK_OK(disk_move(s, SK_DISK_READ, memory, SIZE, extent));
         CHECK(bytes_hold(memory, SIZE, 8));
         uint64_t ncalls = forever && short_bytes <= BLOCK ? SIZE / BLOCK : 2;
-        CHECK(nth > 1 || sk__disk_fault_calls() >= ncalls);
+        CHECK(nth > 1 || sk_disk_fault_calls() >= ncalls);
     }
     free(memory);
     sk__disk_release(s->disk, extent);
@@ -320,8 +320,7 @@ SK_TEST(disk, test_calls_when_interrupted_then_repeated) {
             CHECK_OK(disk_move(&s, SK_DISK_READ, memory, SIZE, extent));
             sk__disk_release(s.disk, extent);
             CHECK_OK(sk__disk_trim(s.disk));
-            CHECK_EQUAL(calls[i] == SK_DISK_CALL_FLUSH && mode == 0 ? 0 : 2,
-                        sk__disk_fault_calls());
+            CHECK_EQUAL(calls[i] == SK_DISK_CALL_FLUSH && mode == 0 ? 0 : 2, sk_disk_fault_calls());
         }
         check_usable(&s);
         free(memory);
@@ -442,7 +441,7 @@ SK_TEST(disk, test_fault_when_each_call_fails_then_sound_and_usable) {
             disk_scene s = disk_scene_open(LOOP_LIMIT);
             fault_calls(SK_DISK_CALL_ANY, nth, forever, error);
             (void)play(&s, memory);
-            failed = sk__disk_fault_calls() >= nth; /* else there is no nth call */
+            failed = sk_disk_fault_calls() >= nth; /* else there is no nth call */
             check_usable(&s);
             CHECK_EQUAL(0, disk_stats(&s).in_use_bytes);
             CHECK_EQUAL(0, play(&s, memory));
@@ -460,12 +459,12 @@ SK_TEST(disk, test_open_when_each_call_fails_then_nothing_is_left) {
     sk__disk *disk = NULL;
     fault_calls(SK_DISK_CALL_OPEN, 1, true, EOPNOTSUPP); /* and no file with a name, either */
     CHECK_STATUS(SK_DISK_FAILED, sk__disk_open(folder, 0, &disk));
-    CHECK_EQUAL(2, sk__disk_fault_calls());
+    CHECK_EQUAL(2, sk_disk_fault_calls());
     CHECK_CONTAINS(sk_error_text(), folder);
     fault_calls(SK_DISK_CALL_OPEN, 1, false, EACCES);
     CHECK_STATUS(SK_DISK_FAILED, sk__disk_open(folder, 0, &disk));
     CHECK_CONTAINS(sk_error_text(), strerror(EACCES));
-    CHECK_EQUAL(1, sk__disk_fault_calls());
+    CHECK_EQUAL(1, sk_disk_fault_calls());
     CHECK(disk == NULL);
     fault_none();
     CHECK_EQUAL(nfiles, count_open_files());

@@ -16,7 +16,7 @@ SK_TEST(disk, test_open_when_done_then_the_file_has_no_name_and_is_private) {
     for (int i = 0; i < 4; i++) {
         fault_calls(SK_DISK_CALL_OPEN, errors[i] == 0 ? 0 : 1, false, errors[i]);
         disk_scene s = disk_scene_open(0); /* looks into the folder */
-        CHECK_EQUAL(errors[i] == 0 ? 1 : 2, sk__disk_fault_calls());
+        CHECK_EQUAL(errors[i] == 0 ? 1 : 2, sk_disk_fault_calls());
         struct stat about;
         CHECK(fstat(s.disk->file.fd, &about) == 0);
         CHECK_EQUAL(0600, about.st_mode & 07777);

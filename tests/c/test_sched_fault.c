@@ -174,7 +174,7 @@ static void disk_loop(unsigned calls, bool forever, int error) {
         play_open(&mine, true, false, false);
         fault_calls(calls, nth, forever, error);
         play_steps(&mine);
-        uint64_t ncalls = sk__disk_fault_calls();
+        uint64_t ncalls = sk_disk_fault_calls();
         fault_none();
         play_close(&mine);
         if (ncalls < nth) {
@@ -228,7 +228,7 @@ SK_TEST(sched_fault, test_create_when_anything_fails_then_nothing_is_left) {
             made = create_once(fault, folder);
             uint64_t ncalls = kind == HOST     ? host_memory_calls()
                               : kind == DEVICE ? sk_fault_calls(fault)
-                                               : sk__disk_fault_calls();
+                                               : sk_disk_fault_calls();
             host_memory_fail(0, false);
             fault_none();
             made = made && ncalls < nth;

@@ -439,7 +439,7 @@ SK_TEST(sched_tier, test_read_ahead_when_it_fails_then_nobody_notices) {
     fault_calls(SK_DISK_CALL_READ, 1, true, EIO);
     parcel_fetch(&host); /* which reads nothing itself */
     sk_sched_drain(s.sched);
-    CHECK(sk__disk_fault_calls() > 0);
+    CHECK(sk_disk_fault_calls() > 0);
     CHECK_EQUAL(SK_ON_DISK, parcel_place(&parcels[0]));
     scene_check(&s);
     fault_none();

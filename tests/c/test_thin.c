@@ -2,8 +2,8 @@
  * behind them. */
 #include <stdlib.h>
 
-#include "backend/interpose.h"
 #include "fixture.h"
+#include "instruments/interpose.h"
 
 enum {
     BUDGET = 32 * MIB,

@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "backend/interpose.h"
 #include "cuda_device.h"
+#include "instruments/interpose.h"
 #include "sched_fixture.h"
 
 enum { SIZE = 2 * MIB, SLOW_NS = 60000000 };

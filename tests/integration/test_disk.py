@@ -23,9 +23,9 @@ import torch
 
 import swapkit
 from examples.language_model import ModelSize, Training
-from swapkit._native.lib import lib
 from swapkit.errors import DiskError
 from tests.support import MIB, installed, limit_above_reserved, start_python
+from tests.support.instruments import disk_fault, instruments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,7 +39,7 @@ SIZE = ModelSize(dim=64, layers=4, heads=2, hidden=176, tokens=128, batch=8, ste
 STEPS = 2
 BUDGET = 12 * MIB  # a step takes 28 MiB
 HOST_LIMIT = 3 * MIB
-WRITES = lib.SK_DISK_CALL_WRITE | lib.SK_DISK_CALL_FLUSH
+WRITES = instruments.SK_DISK_CALL_WRITE | instruments.SK_DISK_CALL_FLUSH
 FULL_DISK = 6 * MIB
 
 # Which of the two is a matter of who met the fault: a rescue, or who needed a tensor.
@@ -95,17 +95,6 @@ def budget(
         return swapkit.budget(limit, training.model, training.optimizer, **(options | others))  # type: ignore[arg-type]
 
     return opener
-
-
-@contextmanager
-def faulty(calls: int, error: int, *, nth: int = 1, forever: bool = False) -> Iterator[None]:
-    """Let the system refuse calls of these kinds."""
-    lib.sk_disk_fault_arm(calls, nth, forever, error)
-    try:
-        yield
-        assert lib.sk_disk_fault_calls() >= nth, "the fault was never met"
-    finally:
-        lib.sk_disk_fault_arm(0, 0, False, 0)
 
 
 @contextmanager
@@ -299,7 +288,7 @@ def test_step_when_one_write_fails_then_goes_on_from_memory(
     error: int, nth: int, training: Training, budget: Callable[..., Session], plain: Result
 ) -> None:
     with budget(host_limit=2 * HOST_LIMIT) as session:
-        with faulty(WRITES, error, nth=nth):
+        with disk_fault(WRITES, error, nth=nth):
             train_on(training, plain)
         assert session.stats.disk_peak_bytes > 0
 
@@ -308,7 +297,7 @@ def test_step_when_one_write_fails_then_goes_on_from_memory(
     ("calls", "error"),
     [
         (WRITES, errno.EIO),
-        (lib.SK_DISK_CALL_ALLOCATE, errno.ENOSPC),
+        (instruments.SK_DISK_CALL_ALLOCATE, errno.ENOSPC),
     ],
     ids=["write", "allocate"],
 )
@@ -316,7 +305,7 @@ def test_step_when_nothing_can_be_written_then_fails_and_works_when_the_disk_doe
     calls: int, error: int, training: Training, budget: Callable[..., Session], plain: Result
 ) -> None:
     with budget():
-        with faulty(calls, error, forever=True):
+        with disk_fault(calls, error, forever=True):
             fail_step(training, FAILURES, "the budget is|Input/output error")
         train_on(training, plain)
 
@@ -325,7 +314,7 @@ def test_step_when_reads_fail_then_fails_and_the_next_one_works_when_the_disk_do
     training: Training, budget: Callable[..., Session], plain: Result
 ) -> None:
     with budget():
-        with faulty(lib.SK_DISK_CALL_READ, errno.EIO, nth=5, forever=True):
+        with disk_fault(instruments.SK_DISK_CALL_READ, errno.EIO, nth=5, forever=True):
             fail_step(training, FAILURES, "the budget is|Input/output error")
         train_on(training, plain)
 
@@ -337,7 +326,7 @@ def test_step_when_one_read_fails_then_it_fails_or_is_exact(
     """A read ahead of its use that failed is tried again when its bytes are needed."""
     before = parameters(training)
     with budget():
-        with faulty(lib.SK_DISK_CALL_READ, errno.EIO, nth=nth):
+        with disk_fault(instruments.SK_DISK_CALL_READ, errno.EIO, nth=nth):
             try:
                 training.step()
             except FAILURES as error:
@@ -349,13 +338,16 @@ def test_step_when_one_read_fails_then_it_fails_or_is_exact(
 
 @pytest.mark.parametrize(
     ("calls", "error"),
-    [(lib.SK_DISK_CALL_DIRECT, errno.EINVAL), (lib.SK_DISK_CALL_ALLOCATE, errno.EOPNOTSUPP)],
+    [
+        (instruments.SK_DISK_CALL_DIRECT, errno.EINVAL),
+        (instruments.SK_DISK_CALL_ALLOCATE, errno.EOPNOTSUPP),
+    ],
     ids=["direct", "allocate"],
 )
 def test_training_when_the_file_system_lacks_something_then_goes_on_without(
     calls: int, error: int, training: Training, budget: Callable[..., Session], plain: Result
 ) -> None:
-    with faulty(calls, error, forever=True), budget() as session:
+    with disk_fault(calls, error, forever=True), budget() as session:
         train_on(training, plain)
     assert session.stats.disk_peak_bytes > HOST_LIMIT
 
@@ -363,7 +355,7 @@ def test_training_when_the_file_system_lacks_something_then_goes_on_without(
 def test_budget_when_no_file_can_be_made_then_disk_error_and_nothing_begun(
     training: Training, budget: Callable[..., Session], plain: Result
 ) -> None:
-    enter = partial(faulty, lib.SK_DISK_CALL_OPEN, errno.EROFS, forever=True)
+    enter = partial(disk_fault, instruments.SK_DISK_CALL_OPEN, errno.EROFS, forever=True)
     with enter(), pytest.raises(DiskError, match=r"cannot create a file .* choose another folder"):
         budget().__enter__()
     with budget():

@@ -25,14 +25,12 @@ static inline void sk__visit_end(const sk_backend *backend) {
     backend->ops.visit_end(backend->self);
 }
 
-/* pinned.c. A backend with the memory of `cpu`, every committed granule locked by `device`.
+/* pinned.c. Let `device` lock every granule that the cpu backend `backend`, not yet used, commits.
  *
  * device   must have host_lock; kept open.
  * granule  of commit and decommit, and one locked piece each: a power of two, and a multiple of
- *          `cpu`'s granule.
- * cpu      transferred on success. A cpu backend: it takes ranges back in parts.
- * out      owned: sk_backend_close(). It has virtual memory only. */
-SK_NODISCARD sk_status sk__backend_pinned(sk_backend *device, size_t granule_bytes, sk_backend *cpu,
-                                          sk_backend **out);
+ *          the granule so far.
+ * The backend then has virtual memory only. */
+void sk__backend_pin(sk_backend *backend, sk_backend *device, size_t granule_bytes);
 
 #endif

@@ -9,6 +9,9 @@ static SK_NO_ANALYSIS void cpu_destroy(void *self) { /* there are no other users
     sk_assert(cpu->streams == NULL);
     (void)pthread_cond_destroy(&cpu->changed);
     sk__mutex_destroy(&cpu->lock);
+    if (cpu->locker != NULL) {
+        sk__backend_drop(cpu->locker);
+    }
     free(cpu);
 }
 

@@ -15,6 +15,8 @@ typedef struct sk__cpu {
     sk_cpu_params params; /* capacity_bytes resolved; never changes */
     size_t used_bytes SK_GUARDED_BY(lock);
     sk_stream *streams SK_GUARDED_BY(lock); /* all live ones */
+    sk_backend *locker;                     /* of committed memory: pinned.c; NULL: none */
+    size_t locked_bytes;                    /* of one piece that it locks */
 } sk__cpu;
 
 /* Memory half: cpu_memory.c. The free memory within the limits of the machine and its groups. */

@@ -21,8 +21,12 @@
 
 _Noreturn void sk__assert_failed(const char *condition, const char *file, int line);
 
+/* SK_API with a name of our own, sk__: no part of the interface, but backends in a library of their
+ * own, those of the tests, are built with these headers and need it. */
+
 /* Set this thread's error text and return `status`, so that failing is one statement. */
-sk_status sk__fail(sk_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+SK_API sk_status sk__fail(sk_status status, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
 
 /* For failures that no caller can handle, such as in destroy functions. */
 static inline void sk__ignore(sk_status status) { (void)status; }

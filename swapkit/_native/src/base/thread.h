@@ -35,12 +35,12 @@ typedef struct SK_ANNOTATE(capability("mutex")) sk__mutex {
     sk__rank rank;
 } sk__mutex;
 
-void sk__mutex_init(sk__mutex *mutex, sk__rank rank);
-void sk__mutex_destroy(sk__mutex *mutex);
-void sk__lock(sk__mutex *mutex) SK_ACQUIRE(*mutex);
-void sk__unlock(sk__mutex *mutex) SK_RELEASE(*mutex);
+SK_API void sk__mutex_init(sk__mutex *mutex, sk__rank rank);
+SK_API void sk__mutex_destroy(sk__mutex *mutex);
+SK_API void sk__lock(sk__mutex *mutex) SK_ACQUIRE(*mutex);
+SK_API void sk__unlock(sk__mutex *mutex) SK_RELEASE(*mutex);
 /* Wait on `condition`; `mutex` is released meanwhile. */
-void sk__wait(pthread_cond_t *condition, sk__mutex *mutex) SK_REQUIRES(*mutex);
+SK_API void sk__wait(pthread_cond_t *condition, sk__mutex *mutex) SK_REQUIRES(*mutex);
 
 /* pthread_create with a small stack: our threads need little, and a process that trains at the edge
  * of its memory has none to spare. The thread is named "swapkit" and inherits the CPUs of the
@@ -58,7 +58,7 @@ typedef struct sk__fork_node {
     void *owner;
 } sk__fork_node;
 
-void sk__fork_register(sk__fork_node *node);
-void sk__fork_unregister(sk__fork_node *node);
+SK_API void sk__fork_register(sk__fork_node *node);
+SK_API void sk__fork_unregister(sk__fork_node *node);
 
 #endif

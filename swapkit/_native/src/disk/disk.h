@@ -11,7 +11,7 @@
  * alternate. Requests have no order: read written bytes only after done() of the write.
  *
  * Files: disk.c the handle; queue.c requests and threads; extents.c the parts of the file; file.c
- * the file; system.c the system calls, and faults on demand. One lock per disk guards all mutable
+ * the file; system.c the system calls. One lock per disk guards all mutable
  * state. It is a leaf: nothing is called with it held.
  *
  * Forked children: the file is the parent's. Reserving, submitting and trimming are SK_UNSUPPORTED
@@ -20,7 +20,6 @@
 #define SWAPKIT_DISK_DISK_H
 
 #include "base/base.h"
-#include "swapkit_testing.h"
 
 enum { SK_DISK_TEXT_BYTES = 256 };
 
@@ -96,20 +95,5 @@ void sk__disk_stats_get(sk__disk *disk, sk__disk_stats *out);
 SK_NODISCARD sk_status sk__disk_trim(sk__disk *disk);
 /* Walk every structure. SK_CORRUPT: sk_error_text() names the broken invariant. */
 SK_NODISCARD sk_status sk__disk_check(sk__disk *disk);
-
-/* ---- faults on demand, for tests ------------------------------------------------------------- */
-
-/* As sk_disk_fault_arm(), also with short calls. error 0: a write or read is short, and moves at
- * most `short_bytes`. */
-typedef struct sk__disk_fault {
-    uint32_t calls; /* of sk_disk_call */
-    uint64_t nth;
-    bool forever;
-    int error;
-    size_t short_bytes;
-} sk__disk_fault;
-
-void sk__disk_fault_arm(const sk__disk_fault *fault);
-uint64_t sk__disk_fault_calls(void);
 
 #endif

@@ -33,7 +33,7 @@ static int open_named(const char *folder) {
         return -1;
     }
     (void)snprintf(path, nbytes, "%s%s", folder, name);
-    int fd = sk__system_open_named(path);
+    int fd = sk__system->open_named(path);
     if (fd >= 0) {
         (void)unlink(path);
     }
@@ -44,21 +44,21 @@ static int open_named(const char *folder) {
 }
 
 static int open_anonymous(const char *folder) {
-    int fd = sk__system_open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC | O_EXCL);
+    int fd = sk__system->open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC | O_EXCL);
     bool no_such_flag = errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL;
     return fd < 0 && no_such_flag ? open_named(folder) : fd;
 }
 
 /* Switch to the page cache: direct I/O was refused, or stopped where it cannot go on. */
 static void drop_direct(sk__file *file) {
-    (void)sk__system_set_direct(file->fd, false);
+    (void)sk__system->set_direct(file->fd, false);
     atomic_store(&file->is_direct, false);
 }
 
 /* Find the alignment of direct I/O here, or that there is none. */
 static void find_alignment(sk__file *file) {
     file->block_bytes = file->memory_alignment = LEAST_BLOCK_BYTES;
-    atomic_init(&file->is_direct, sk__system_set_direct(file->fd, true) == 0);
+    atomic_init(&file->is_direct, sk__system->set_direct(file->fd, true) == 0);
 #ifdef STATX_DIOALIGN
     struct statx about = {0};
     if (statx(file->fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &about) != 0 ||
@@ -131,7 +131,7 @@ size_t sk__file_free_bytes(const sk__file *file) {
 sk_status sk__file_allocate(sk__file *file, uint64_t offset, size_t nbytes) {
     sk_assert(offset % file->block_bytes == 0 && nbytes % file->block_bytes == 0);
     while (atomic_load(&file->can_allocate)) {
-        if (sk__system_allocate(file->fd, offset, nbytes) == 0) {
+        if (sk__system->allocate(file->fd, offset, nbytes) == 0) {
             return SK_OK;
         }
         if (errno == EOPNOTSUPP || errno == ENOSYS) {
@@ -147,7 +147,7 @@ sk_status sk__file_allocate(sk__file *file, uint64_t offset, size_t nbytes) {
 
 sk_status sk__file_give_back(sk__file *file, uint64_t offset, size_t nbytes) {
     sk_assert(offset % file->block_bytes == 0 && nbytes % file->block_bytes == 0);
-    while (sk__system_give_back(file->fd, offset, nbytes) != 0) {
+    while (sk__system->give_back(file->fd, offset, nbytes) != 0) {
         if (errno == EOPNOTSUPP || errno == ENOSYS) {
             return sk__fail(SK_UNSUPPORTED, "disk: the file system of %.200s cannot free space",
                             file->folder);
@@ -170,7 +170,7 @@ static sk_status range_move(sk__file *file, const sk__piece *range) {
         uint64_t offset = range->offset + moved;
         /* Read before the call: another thread may switch it off meanwhile. */
         bool was_direct = atomic_load(&file->is_direct);
-        ssize_t n = sk__system_move(range->way, file->fd, range->memory + moved, rest, offset);
+        ssize_t n = sk__system->move(range->way, file->fd, range->memory + moved, rest, offset);
         if (n > 0) {
             sk_assert((size_t)n <= rest);
             moved += (size_t)n;
@@ -217,7 +217,7 @@ static sk_status cache_drop(sk__file *file, const sk__piece *piece) {
     int flushed = 0;
     if (piece->way == SK_DISK_WRITE) {
         do {
-            flushed = sk__system_flush(file->fd, piece->offset, piece->nbytes);
+            flushed = sk__system->flush(file->fd, piece->offset, piece->nbytes);
         } while (flushed != 0 && errno == EINTR);
     }
     if (flushed != 0 && errno != EINVAL && errno != ESPIPE && errno != ENOSYS) {

@@ -41,16 +41,10 @@ static sk_status host_backend_open(sk_sched *sched, const sk_sched_params *param
     sk_backend *device = sched->backend;
     const sk_cpu_params host = {.populate = device->ops.null_stream_is_host == 0,
                                 .numa_nodes = params->host_nodes};
-    sk_backend *cpu = NULL;
-    sk_status status = sk_backend_cpu(&host, &cpu);
-    if (status != SK_OK || device->ops.host_lock_bytes == 0) {
-        sched->host_backend = cpu;
-        return status;
-    }
-    size_t granule = locked_granule_bytes(device, params, cpu->ops.granule_bytes);
-    status = sk__backend_pinned(device, granule, cpu, &sched->host_backend);
-    if (status != SK_OK) {
-        sk_backend_close(cpu);
+    sk_status status = sk_backend_cpu(&host, &sched->host_backend);
+    if (status == SK_OK && device->ops.host_lock_bytes != 0) {
+        size_t least = sched->host_backend->ops.granule_bytes;
+        sk__backend_pin(sched->host_backend, device, locked_granule_bytes(device, params, least));
     }
     return status;
 }

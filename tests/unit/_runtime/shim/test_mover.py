@@ -20,7 +20,7 @@ from swapkit._runtime.shim.types import Placement
 from swapkit.errors import BackendError, DiskError, SavedTensorModified
 from swapkit.ir.plans import Action, Tier
 from tests.support import MIB, run_python
-from tests.support.instruments import Instrument
+from tests.support.instruments import Instrument, disk_fault, instruments
 from tests.support.threads import Worker
 from tests.unit._runtime.rig import (
     SWAP,
@@ -174,12 +174,9 @@ def test_copy_in_when_a_read_fails_then_the_group_is_out_and_comes_back_when_ask
     handle = save(swapper, MIB, Placement(Action.SWAP, Tier.DISK))
     settle(swapper)
     assert state_of(handle) == State.OUT
-    lib.sk_disk_fault_arm(lib.SK_DISK_CALL_READ, 1, False, errno.EIO)
-    try:
-        with pytest.raises(DiskError, match="Input/output error"):
-            unpack(swapper, handle)
-    finally:
-        lib.sk_disk_fault_arm(0, 0, False, 0)
+    refused = disk_fault(instruments.SK_DISK_CALL_READ, errno.EIO)
+    with refused, pytest.raises(DiskError, match="Input/output error"):
+        unpack(swapper, handle)
     assert state_of(handle) == State.OUT
     assert swapper.mover.resident == []
     assert torch.equal(unpack(swapper, handle), numbers(MIB))

@@ -1,9 +1,9 @@
-/* fault.c - a backend whose nth fallible call fails, once or from then on. For tests. */
+/* fault.c - a backend whose nth fallible call fails, once or from then on. */
 #include <stdlib.h>
 
-#include "backend/interpose.h"
 #include "base/thread.h"
-#include "swapkit_testing.h"
+#include "instruments/instruments.h"
+#include "instruments/interpose.h"
 
 static const char fault_name[] = "fault";
 

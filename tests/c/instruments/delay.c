@@ -1,13 +1,13 @@
-/* delay.c - a backend whose asynchronous copies wait until they are released. For tests.
+/* delay.c - a backend whose asynchronous copies wait until they are released.
  *
  * Before each copy a host call is queued in the same stream. It blocks while the gate is shut, so
  * the order of all other work stays the same. */
 #include <pthread.h>
 #include <stdlib.h>
 
-#include "backend/interpose.h"
 #include "base/thread.h"
-#include "swapkit_testing.h"
+#include "instruments/instruments.h"
+#include "instruments/interpose.h"
 
 static const char delay_name[] = "delay";
 

@@ -1,5 +1,5 @@
 /* interpose.c - the forwarding table that all wrappers share. */
-#include "backend/interpose.h"
+#include "instruments/interpose.h"
 
 #define INNER(self) (((sk__interposer *)(self))->inner)
 

@@ -1,6 +1,6 @@
 /* interpose.h - a backend around another one, with code before and after every call. */
-#ifndef SWAPKIT_BACKEND_INTERPOSE_H
-#define SWAPKIT_BACKEND_INTERPOSE_H
+#ifndef SWAPKIT_TESTS_INTERPOSE_H
+#define SWAPKIT_TESTS_INTERPOSE_H
 
 #include "backend/backend.h"
 #include "base/thread.h"

@@ -1,9 +1,10 @@
-/* swapkit_testing.h - backends that wrap another one, and faults on demand. For tests, users' too.
+/* instruments.h - backends that wrap another one, and faults on demand.
  *
- * The rules are those of swapkit.h. Each wrapper takes `inner` over (transferred on success) and is
- * itself a backend; the functions that steer it do nothing on any other backend. */
-#ifndef SWAPKIT_TESTING_H
-#define SWAPKIT_TESTING_H
+ * They use the core's own headers, are built with it and live in a library of their own, which no
+ * user gets. The rules are those of swapkit.h. Each wrapper takes `inner` over (transferred on
+ * success) and is itself a backend; the functions that steer it do nothing on any other backend. */
+#ifndef SWAPKIT_TESTS_INSTRUMENTS_H
+#define SWAPKIT_TESTS_INSTRUMENTS_H
 
 #include "swapkit.h"
 
@@ -43,9 +44,11 @@ typedef enum sk_disk_call {
 } sk_disk_call;
 
 /* Make the `nth` (1: the next) of the calls named by `calls` (of sk_disk_call), in the whole
- * process, fail with the errno `error`; with `forever` every later one too. nth 0 disarms.
+ * process, fail with the errno `error`; with `forever` every later one too. error 0: a write or
+ * read is short instead, and moves at most `short_bytes`. nth 0 disarms.
  * Threads: any; a call under way may see either. */
-SK_API void sk_disk_fault_arm(uint32_t calls, uint64_t nth, bool forever, int error);
+SK_API void sk_disk_fault_arm(uint32_t calls, uint64_t nth, bool forever, int error,
+                              size_t short_bytes);
 SK_API uint64_t sk_disk_fault_calls(void); /* calls named by the last arm, since then */
 
 #endif

@@ -1,9 +1,9 @@
-/* trace.c - a backend that remembers the last calls made to it. For tests. */
+/* trace.c - a backend that remembers the last calls made to it. */
 #include <stdlib.h>
 
-#include "backend/interpose.h"
 #include "base/thread.h"
-#include "swapkit_testing.h"
+#include "instruments/instruments.h"
+#include "instruments/interpose.h"
 
 static const char trace_name[] = "trace";
 
