@@ -27,7 +27,7 @@ class BuildNative(build_ext):
         built, inplace = self._library_files()
         self.copy_file(built, inplace, level=self.verbose)
         if INSTRUMENTS.is_dir():
-            (core,) = super().get_output_mapping().values()
+            core: str = self.get_ext_filename("swapkit._native._lib")  # type: ignore[no-untyped-call]
             build_instruments(Path(core))
 
     def get_outputs(self) -> list[str]:
