@@ -186,6 +186,7 @@ def test_steps_when_each_ends_and_the_next_begins_in_one_compiled_call_then_torc
     with swapkit.budget(budget, training.model, training.optimizer) as session:
         train(STABLE_WITHIN, training)
         assert session.stats.steps == STABLE_WITHIN
+        assert session.plan is not None
     torch.compiler.reset()
     assert mode_stack() == []
     assert training.outcome() == plain.outcome()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "COUNTED_CALLS"  # of the environment; whoever counts in it sets it to 0
 # Whether a run has advanced these cannot be seen, so they count as advanced.
-DOUBTFUL = frozenset({"iterated file", "pipe", "file for update", "map"})
+DOUBTFUL = frozenset({"iterated file", "pipe", "file for update"})
 _LINES = "".join(f"{number}\n" for number in range(1, 99))
 
 

@@ -149,8 +149,10 @@ class _Reach:
                 return state_of(thing), [*held_by(thing), *_own_attributes(thing, kind)]
         if any(each.__module__.partition(".")[0] in _DIGESTED for each in kind.__mro__):
             digest, objects = _digest(thing)
-            others = [each for each in _attributes(thing, kind) if type(each) is not mmap.mmap]
-            return digest, objects + others  # the digest has the part of a map that is an array's
+            others = _attributes(thing, kind)
+            if any(each.__name__ == "memmap" for each in kind.__mro__):  # its bytes are digested
+                others = [each for each in others if not isinstance(each, mmap.mmap)]
+            return digest, objects + others
         inside = _items(thing, kind)
         if inside is None:
             return None, self._inside(thing, kind)
@@ -236,33 +238,57 @@ def _sum(thing: Any) -> object:  # noqa: ANN401 - it has a buffer
     Raises:
         BufferError: it is too large to be copied twice.
     """
-    copy: Callable[[Any], bytes] = bytes
-    if isinstance(thing, array.array):
-        nbytes, copy = len(thing) * thing.itemsize, array.array.tobytes
+    copy: Callable[[Any], bytes | bytearray] = _copy_view
+    if isinstance(thing, bytearray):
+        nbytes, copy = bytearray.__len__(thing), _copy_bytes
+    elif isinstance(thing, array.array):
+        nbytes, copy = array.array.__len__(thing) * thing.itemsize, array.array.tobytes
     elif isinstance(thing, memoryview):
         try:
-            nbytes, copy = thing.nbytes, memoryview.tobytes
+            nbytes = thing.nbytes
         except ValueError:  # it is released
             return None
         if thing.readonly and isinstance(thing.obj, bytes | mmap.mmap):  # nothing can write to it
             return nbytes
     else:
-        nbytes = len(thing) if isinstance(thing, bytearray) else ctypes.sizeof(thing)
+        nbytes = ctypes.sizeof(thing)
     if nbytes > _MOST_COPIED:
         raise BufferError
     return crc32(copy(thing))
 
 
+def _copy_view(thing: Any) -> bytes:  # noqa: ANN401 - of a fixed size
+    return memoryview(thing).tobytes()
+
+
+def _copy_bytes(thing: bytearray) -> bytearray:
+    return bytearray.__getitem__(thing, slice(None))
+
+
 def _map(thing: mmap.mmap) -> object:
     """Return the state of a map: a new one each time if a run may have written to it.
 
-    It is not read: the process ends where its file has been truncated.
+    A map is not read beyond the end of its file, which others may have truncated: that would end
+    the process.
     """
     with contextlib.suppress(ValueError):  # it is closed
         with memoryview(thing) as view:
-            is_fixed = view.readonly
-        return thing.tell() if is_fixed else object()
+            is_fixed, nbytes = view.readonly, view.nbytes
+        if is_fixed:
+            return thing.tell()
+        if nbytes > _MOST_COPIED or not _has_bytes(thing, nbytes):
+            return object()
+        return thing.tell(), crc32(mmap.mmap.__getitem__(thing, slice(None)))
     return None
+
+
+def _has_bytes(thing: mmap.mmap, nbytes: int) -> bool:
+    try:
+        return thing.size() >= nbytes
+    except OSError:  # it has no file
+        return True
+    except ValueError:  # it does not know its file
+        return False
 
 
 def _file(file: Any) -> object:  # noqa: ANN401 - of io.IOBase

@@ -93,7 +93,7 @@ class Recorder(Notes):
     @property
     def has_seen(self) -> bool:
         """Whether there is enough for a trace, once the recorder has stopped."""
-        return bool(self._seconds and self.savings.events) and not self._mode.is_cut
+        return bool(self._seconds and self.savings.events)
 
     # ---- start and stop ------------------------------------------------------------------------
 

@@ -21,13 +21,14 @@ from swapkit._runtime.torch_compat.internals import (
     TorchDispatchMode,
     count_modes,
     graph_task,
+    has_python_key,
     higher_order_operators,
     keys_to_fall_through,
     mode_at,
     pop_mode,
     push_mode,
 )
-from swapkit._runtime.torch_compat.isolation import compiled_calls, make_fork_lock, may_compile
+from swapkit._runtime.torch_compat.isolation import is_in_compiled_call, make_fork_lock, may_compile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -214,9 +215,6 @@ class SeeingMode(DispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._task = graph_task()
-        # The compiled call around: itself, as a later frame may have its address.
-        self._call = next(iter(compiled_calls()), None)
-        self.is_cut = False  # that call ended before the mode did: no operator was seen since then
         self._left = thread_state.left_modes  # this thread's
 
     def __enter__(self) -> Self:
@@ -242,9 +240,7 @@ class SeeingMode(DispatchMode):  # type: ignore[no-untyped-call]
 
     def leave(self) -> None:
         """Stop seeing operators; leave the mode stack now, or later if that is not possible yet."""
-        self.is_cut = self._call is not None and self._call not in compiled_calls()
         if self._left is thread_state.left_modes and self._is_where_entered():
-            self._call = None
             super().leave()  # no effect while the mode itself runs
         else:
             self._left.append(self)
@@ -258,11 +254,11 @@ class SeeingMode(DispatchMode):  # type: ignore[no-untyped-call]
 
     def _is_where_entered(self) -> bool:
         """Return whether nothing that began later will restore the thread's modes or keys."""
-        calls = compiled_calls()
-        has_later = bool(calls) and calls[0] is not self._call
-        if has_later and self._call is not None and self._call not in calls:
-            has_later = False  # that call has ended, with the keys of its begin: without the mode's
-        return graph_task() == self._task and not has_later
+        if graph_task() != self._task:
+            return False
+        # Without the key, the compiled call in which the mode was entered has ended, and those that
+        # run now began without it. With it, that may have been before the call: wait for its end.
+        return not has_python_key() or not is_in_compiled_call()
 
 
 def drop_left() -> None:

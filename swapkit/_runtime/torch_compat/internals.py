@@ -104,6 +104,7 @@ __all__ = [
     "has_backward_hook",
     "has_kernel",
     "has_kernel_for",
+    "has_python_key",
     "higher_order_operators",
     "hooks_disabled_message",
     "innermost_transform",
@@ -267,6 +268,12 @@ keys_to_fall_through: list[DispatchKey] = vars(torch._ops)[
     "_HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS"
 ]
 disabled_dispatch: Any = torch._C._disabled_torch_dispatch_impl
+
+
+def has_python_key() -> bool:
+    """Return whether operators of this thread pass the dispatch modes on torch's stack."""
+    return bool(torch._C._dispatch_tls_is_dispatch_key_included(DispatchKey.Python))
+
 
 # ---- the build, the compiler, devices -----------------------------------------------------------
 

@@ -24,7 +24,7 @@ from swapkit._runtime.torch_compat.internals import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
-    from types import FrameType, FunctionType
+    from types import FunctionType
 
 # ---- compiled code -------------------------------------------------------------------------------
 #
@@ -44,19 +44,18 @@ def may_compile() -> bool:
     )
 
 
-def compiled_calls() -> list[FrameType]:
-    """Return the compiled calls on this thread's stack, innermost first.
+def is_in_compiled_call() -> bool:
+    """Return whether a compiled call is on this thread's stack.
 
-    At its end, such a call restores the dispatch keys of its begin.
+    At its end, it restores the dispatch keys of its begin.
     """
     loaded = sys.modules.get("torch._dynamo.eval_frame")
     frame = None if loaded is None else sys._getframe(1)  # noqa: SLF001
-    found = []
-    while frame is not None:
-        if frame.f_code.co_name == "compile_wrapper" and frame.f_globals is vars(loaded):
-            found.append(frame)
+    while frame is not None and (
+        frame.f_code.co_name != "compile_wrapper" or frame.f_globals is not vars(loaded)
+    ):
         frame = frame.f_back
-    return found
+    return frame is not None
 
 
 def _count_frames() -> int:
