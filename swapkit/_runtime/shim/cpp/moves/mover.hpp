@@ -74,7 +74,7 @@ struct Mover {
     c10::Device device() const { return {device_type, device_index}; }
 };
 
-extern PyTypeObject mover_type, packer_type;
+extern Type mover_type, packer_type;
 
 // Holds the runtime's lock. False: the wait was interrupted.
 class Locked {
@@ -158,12 +158,12 @@ bool finish_in(Mover *mover, Group *group);
 bool terms_read(PyObject *placement, Terms *out);
 // Create the hooks of a scope: methods `pack` and `unpack`, and an `observer` that each call
 // notifies: `saved(tensor, packed)`, `used(packed, tensor)`.
-PyObject *packer_new(Mover *mover, PyObject *placement);
-// set_coarse_site(tag): set the module that this thread's saves belong to from now on. 0: ask the
-// tracker of modules again.
-PyObject *set_coarse_site(PyObject *module, PyObject *tag);
+Ref<Packer> packer_new(Mover *mover, PyObject *placement);
+// Set the module that this thread's saves belong to from now on. 0: ask the tracker of modules
+// again.
+void set_coarse_site(std::uint32_t tag);
 // The unpack hook of every scope. Its argument is a handle, or has its own `unpack` method.
-PyObject *unpack(PyObject *module, PyObject *handle);
+PyObject *unpack(PyObject *handle);
 
 } // namespace swapkit
 

@@ -23,7 +23,7 @@
 
 namespace swapkit {
 
-extern PyTypeObject follower_type;
+extern Type follower_type;
 
 // Return whether a mover's follower has seen nothing unexpected in this step.
 bool is_following(const Mover *mover);

@@ -7,8 +7,6 @@ namespace {
 
 constexpr PY_TIMEOUT_T for_ever = -1;
 
-Lock *as_lock(PyObject *self) { return reinterpret_cast<Lock *>(self); }
-
 bool is_owned(const Lock *lock) {
     return lock->depth > 0 && lock->owner == PyThread_get_thread_ident();
 }
@@ -65,29 +63,20 @@ void lock_release(Lock *lock) {
 
 namespace {
 
-PyObject *lock_make(PyTypeObject *type, PyObject *args, PyObject *) {
-    if (PyArg_ParseTuple(args, ":Lock") == 0) {
-        return nullptr;
+bool lock_make(Lock *lock) {
+    lock->gate = PyThread_allocate_lock();
+    if (lock->gate == nullptr) {
+        PyErr_NoMemory();
+        return false;
     }
-    Ref<> made = Ref<>::steal(type->tp_alloc(type, 0));
-    if (!made) {
-        return nullptr;
-    }
-    PyThread_type_lock gate = PyThread_allocate_lock();
-    if (gate == nullptr) {
-        return PyErr_NoMemory();
-    }
-    (void)PyThread_acquire_lock(gate, NOWAIT_LOCK);
-    as_lock(made.get())->gate = gate;
-    return made.release();
+    (void)PyThread_acquire_lock(lock->gate, NOWAIT_LOCK);
+    return true;
 }
 
-void lock_free(PyObject *self) {
-    Lock *lock = as_lock(self);
+void lock_free(Lock *lock) {
     if (lock->gate != nullptr) {
         PyThread_free_lock(lock->gate);
     }
-    Py_TYPE(self)->tp_free(self);
 }
 
 PyObject *call_acquire(PyObject *self, PyObject *args, PyObject *keywords) {
@@ -97,49 +86,30 @@ PyObject *call_acquire(PyObject *self, PyObject *args, PyObject *keywords) {
                                     &blocking) == 0) {
         return nullptr;
     }
-    if (blocking == 0) {
-        return PyBool_FromLong(try_acquire(as_lock(self)));
-    }
-    return lock_acquire(as_lock(self)) ? Py_NewRef(Py_True) : nullptr;
+    auto *lock = reinterpret_cast<Lock *>(self);
+    return give(blocking == 0 ? int{try_acquire(lock)} : lock_acquire(lock) ? 1 : -1);
 }
 
-PyObject *call_release(PyObject *self, PyObject *) {
-    if (!is_owned(as_lock(self))) {
+bool call_release(Lock *lock) {
+    if (!is_owned(lock)) {
         PyErr_SetString(PyExc_RuntimeError, "cannot release un-acquired lock");
-        return nullptr;
+        return false;
     }
-    lock_release(as_lock(self));
-    Py_RETURN_NONE;
+    lock_release(lock);
+    return true;
 }
-
-PyObject *call_enter(PyObject *self, PyObject *) {
-    return lock_acquire(as_lock(self)) ? Py_NewRef(Py_True) : nullptr;
-}
-
-PyObject *call_is_owned(PyObject *self, PyObject *) {
-    return PyBool_FromLong(is_owned(as_lock(self)));
-}
-
-PyMethodDef lock_methods[] = {
-    {"acquire", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(call_acquire)),
-     METH_VARARGS | METH_KEYWORDS, nullptr},
-    {"release", call_release, METH_NOARGS, nullptr},
-    {"is_owned", call_is_owned, METH_NOARGS, nullptr},
-    {"__enter__", call_enter, METH_NOARGS, nullptr},
-    {"__exit__", call_release, METH_VARARGS, nullptr},
-    {nullptr, nullptr, 0, nullptr},
-};
 
 } // namespace
 
-PyTypeObject lock_type = {
-    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "swapkit._runtime._shim.Lock",
-    .tp_basicsize = sizeof(Lock),
-    .tp_dealloc = lock_free,
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_doc = "The runtime's reentrant lock.",
-    .tp_methods = lock_methods,
-    .tp_new = lock_make,
-};
+Type lock_type(Life<Lock, MadeBy<lock_make>, Freed<lock_free>>(), "Lock",
+               "The runtime's reentrant lock.",
+               PyMethodDef{
+                   "acquire",
+                   reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(call_acquire)),
+                   METH_VARARGS | METH_KEYWORDS, nullptr},
+               method<"release", call_release>(),
+               method<"is_owned", [](Lock *lock) { return int{is_owned(lock)}; }>(),
+               method<"__enter__", [](Lock *lock) { return lock_acquire(lock) ? 1 : -1; }>(),
+               method<"__exit__", [](Lock *lock, Unread) { return call_release(lock); }>());
 
 } // namespace swapkit

@@ -2,7 +2,7 @@
 #ifndef SWAPKIT_LOCK_HPP
 #define SWAPKIT_LOCK_HPP
 
-#include "python/python.hpp"
+#include "python/types.hpp"
 
 namespace swapkit {
 
@@ -15,7 +15,7 @@ struct Lock {
     PyThread_type_lock gate; // waiting threads pass it one by one, and try again
 };
 
-extern PyTypeObject lock_type;
+extern Type lock_type;
 
 // Take a lock; release the GIL while waiting for it. False: a signal handler raised.
 bool lock_acquire(Lock *lock);

@@ -9,12 +9,8 @@
 #include "recompute/recomputed.hpp"
 #include "recompute/regions.hpp"
 #include "recompute/standby.hpp"
-#include "running/announced_kernels.hpp"
-#include "running/hidden_operators.hpp"
 #include "running/hook_bypass.hpp"
-#include "running/late_modes.hpp"
 #include "running/profiler_range.hpp"
-#include "running/thread_stacks.hpp"
 #include "saved/storage_choices.hpp"
 #include "saved/wrappers.hpp"
 
@@ -55,29 +51,24 @@ bool raises(sk_status status) {
 
 namespace {
 
-Mover *as_mover(PyObject *self) { return reinterpret_cast<Mover *>(self); }
-
-// Return a method's argument as a group of this mover; null: an exception is set.
-Group *as_group(PyObject *self, PyObject *argument) {
+// Return an argument as a group of this mover; null: an exception is set.
+Group *group_of(const Mover *mover, PyObject *argument) {
     auto *group = reinterpret_cast<Group *>(argument);
-    if (Py_TYPE(argument) != &group_type || group->mover != as_mover(self)) {
+    if (Py_TYPE(argument) != &group_type || group->mover != mover) {
         PyErr_Format(PyExc_TypeError, "expected a StorageGroup of this mover, not %R", argument);
         return nullptr;
     }
     return group;
 }
 
-PyObject *truth(int value) { return value < 0 ? nullptr : PyBool_FromLong(value); }
-PyObject *nothing(bool done) { return done ? Py_NewRef(Py_None) : nullptr; }
-
-template <int (*move)(Mover *, Group *)> PyObject *try_move(PyObject *self, PyObject *argument) {
-    Group *group = as_group(self, argument);
-    return group == nullptr ? nullptr : truth(move(as_mover(self), group));
+template <auto move> PyObject *with_group(Mover *mover, PyObject *argument) {
+    Group *group = group_of(mover, argument);
+    return group == nullptr ? nullptr : give(move(mover, group));
 }
 
-template <bool (*move)(Mover *, Group *)> PyObject *do_move(PyObject *self, PyObject *argument) {
-    Group *group = as_group(self, argument);
-    return group == nullptr ? nullptr : nothing(move(as_mover(self), group));
+int drop_group(Mover *mover, PyObject *argument, PyObject *digest) {
+    Group *group = group_of(mover, argument);
+    return group == nullptr ? -1 : int{drop_spare(mover, group, digest)};
 }
 
 bool release_group(Mover *mover, Group *group) {
@@ -88,96 +79,34 @@ bool release_group(Mover *mover, Group *group) {
     return release(mover, group);
 }
 
-PyObject *list_of(const BySerial &groups) {
-    PyObject *list = PyList_New(0);
-    for (auto each = groups.begin(); list != nullptr && each != groups.end(); ++each) {
-        if (PyList_Append(list, as_object(each->second)) != 0) {
-            Py_CLEAR(list);
+Ref<> list_of(const BySerial &groups) {
+    Ref<> list = Ref<>::steal(PyList_New(0));
+    for (auto each = groups.begin(); list && each != groups.end(); ++each) {
+        if (PyList_Append(list.get(), as_object(each->second)) != 0) {
+            return {};
         }
     }
     return list;
 }
 
-PyObject *get_resident(PyObject *self, void *) { return list_of(as_mover(self)->books->resident); }
-PyObject *get_out(PyObject *self, void *) { return list_of(as_mover(self)->books->agenda.out); }
-PyObject *get_indexed(PyObject *self, void *) {
-    return PyLong_FromSize_t(as_mover(self)->books->index.size());
-}
-
-PyObject *get_stalls(PyObject *self, void *) {
+Ref<> stalls_of(const Mover *mover) {
     Ref<> found = Ref<>::steal(PyDict_New());
-    for (auto [site, seconds] : as_mover(self)->books->stalls) {
+    for (auto [site, seconds] : mover->books->stalls) {
         Ref<> key = Ref<>::steal(Py_BuildValue("(II)", site.first, site.second));
         Ref<> value = Ref<>::steal(PyFloat_FromDouble(seconds));
         if (!found || !key || !value || PyDict_SetItem(found.get(), key.get(), value.get()) != 0) {
-            return nullptr;
+            return {};
         }
     }
-    return found.release();
+    return found;
 }
 
-PyObject *get_timed(PyObject *self, void *) { return timing_counts(as_mover(self)); }
-
-PyObject *get_resident_count(PyObject *self, void *) {
-    return PyLong_FromSize_t(as_mover(self)->books->resident.size());
-}
-
-PyObject *mover_release_done(PyObject *self, PyObject *is_end) {
-    int ends = PyObject_IsTrue(is_end);
-    return nothing(ends >= 0 && agenda_attend(as_mover(self), ends == 1));
-}
-
-PyObject *mover_release_next(PyObject *self, PyObject *) {
-    return truth(agenda_release_next(as_mover(self)));
-}
-
-PyObject *mover_copy_ahead(PyObject *self, PyObject *) {
-    return nothing(behind_copy(as_mover(self)));
-}
-
-PyObject *mover_settle_ahead(PyObject *self, PyObject *) {
-    return nothing(behind_settle(as_mover(self)));
-}
-
-PyObject *mover_resume_copies(PyObject *self, PyObject *) {
-    return nothing(behind_resume(as_mover(self)));
-}
-
-PyObject *get_dirty_count(PyObject *self, void *) {
-    return PyLong_FromSize_t(as_mover(self)->books->agenda.line(Line::ahead).size());
-}
-
-PyObject *mover_sweep_captured(PyObject *self, PyObject *) {
-    return PyBool_FromLong(as_mover(self)->books->captured.sweep());
-}
-
-PyObject *mover_end_captures(PyObject *self, PyObject *) {
-    Locked lock(as_mover(self));
+template <void (*forget)(Mover *)> bool with_lock(Mover *mover) {
+    Locked lock(mover);
     if (lock) {
-        end_captures(as_mover(self));
+        forget(mover);
     }
-    return nothing(static_cast<bool>(lock));
-}
-
-PyObject *mover_forget_retained(PyObject *self, PyObject *) {
-    Locked lock(as_mover(self));
-    if (lock) {
-        forget_retained(as_mover(self));
-    }
-    return nothing(static_cast<bool>(lock));
-}
-
-PyObject *mover_drop(PyObject *self, PyObject *args) {
-    PyObject *argument, *digest;
-    if (PyArg_ParseTuple(args, "OO:drop", &argument, &digest) == 0) {
-        return nullptr;
-    }
-    Group *group = as_group(self, argument);
-    return group == nullptr ? nullptr : PyBool_FromLong(drop_spare(as_mover(self), group, digest));
-}
-
-PyObject *mover_packer(PyObject *self, PyObject *placement) {
-    return packer_new(as_mover(self), placement);
+    return static_cast<bool>(lock);
 }
 
 // Read an integer attribute; false: an exception is set.
@@ -203,7 +132,7 @@ PyObject *mover_make(PyTypeObject *type, PyObject *args, PyObject *keywords) {
         !read_number(scheduler, "has_disk", &has_disk)) {
         return nullptr;
     }
-    Mover *mover = as_mover(made.get());
+    auto *mover = reinterpret_cast<Mover *>(made.get());
     mover->policy = Py_NewRef(policy);
     mover->scheduler = Py_NewRef(scheduler);
     mover->lock = reinterpret_cast<Lock *>(Py_NewRef(lock));
@@ -219,137 +148,75 @@ PyObject *mover_make(PyTypeObject *type, PyObject *args, PyObject *keywords) {
     return made.release();
 }
 
-PyObject *get_follower(PyObject *self, void *) {
-    PyObject *follower = as_object(as_mover(self)->follower);
-    return Py_NewRef(follower == nullptr ? Py_None : follower);
-}
-
 int set_follower(PyObject *self, PyObject *value, void *) {
     bool is_none = value == nullptr || value == Py_None;
-    if (!is_none && Py_TYPE(value) != &follower_type) {
-        PyErr_Format(PyExc_TypeError, "expected a Follower, not %R", value);
+    if (!is_none && !is_of_type(value, &follower_type)) {
         return -1;
     }
-    auto *follower = reinterpret_cast<Follower *>(is_none ? nullptr : Py_NewRef(value));
-    Follower *former = std::exchange(as_mover(self)->follower, follower);
-    if (former != nullptr) {
-        follower_end(former);
+    Ref<> follower = Ref<>::share(is_none ? nullptr : value);
+    auto *mover = reinterpret_cast<Mover *>(self);
+    auto former = Ref<Follower>::steal(
+        std::exchange(mover->follower, reinterpret_cast<Follower *>(follower.release())));
+    if (former) {
+        follower_end(former.get());
     }
-    Py_XDECREF(as_object(former));
     return 0;
 }
 
-int mover_traverse(PyObject *self, visitproc visit, void *arg) {
-    Mover *mover = as_mover(self);
-    Py_VISIT(as_object(mover->follower));
-    Py_VISIT(mover->policy);
-    Py_VISIT(mover->tracker);
-    Py_VISIT(mover->scheduler);
-    return 0;
+void mover_free(Mover *mover) {
+    timing_end(mover);
+    delete mover->books;
 }
 
-int mover_clear(PyObject *self) {
-    Mover *mover = as_mover(self);
-    Py_XDECREF(as_object(std::exchange(mover->follower, nullptr)));
-    Py_CLEAR(mover->policy);
-    Py_CLEAR(mover->tracker);
-    Py_CLEAR(mover->scheduler);
-    return 0;
-}
-
-void mover_free(PyObject *self) {
-    PyObject_GC_UnTrack(self);
-    mover_part(as_mover(self));
-    if (as_mover(self)->weakrefs != nullptr) {
-        PyObject_ClearWeakRefs(self);
-    }
-    mover_clear(self);
-    timing_end(as_mover(self));
-    delete as_mover(self)->books;
-    Py_XDECREF(as_object(as_mover(self)->lock));
-    Py_TYPE(self)->tp_free(self);
-}
-
-PyMethodDef mover_methods[] = {
-    {"packer", mover_packer, METH_O, "Return the saved-tensor hooks of a placement."},
-    {"copy_out", shielded<try_move<copy_out>>, METH_O, nullptr},
-    {"poll_out", shielded<try_move<poll_out>>, METH_O, nullptr},
-    {"finish_out", shielded<try_move<finish_out>>, METH_O, nullptr},
-    {"release_next", shielded<mover_release_next>, METH_NOARGS, nullptr},
-    {"copy_ahead", shielded<mover_copy_ahead>, METH_NOARGS, nullptr},
-    {"settle_ahead", shielded<mover_settle_ahead>, METH_NOARGS, nullptr},
-    {"resume_copies", shielded<mover_resume_copies>, METH_NOARGS, nullptr},
-    {"forget_retained", shielded<mover_forget_retained>, METH_NOARGS, nullptr},
-    {"sweep_captured", shielded<mover_sweep_captured>, METH_NOARGS, nullptr},
-    {"end_captures", shielded<mover_end_captures>, METH_NOARGS, nullptr},
-    {"drop", shielded<mover_drop>, METH_VARARGS, nullptr},
-    {"release", shielded<do_move<release_group>>, METH_O, nullptr},
-    {"make_reclaimable", shielded<try_move<make_reclaimable>>, METH_O, nullptr},
-    {"bring_early", shielded<try_move<bring_early>>, METH_O, nullptr},
-    {"bring_back", shielded<do_move<bring_back>>, METH_O, nullptr},
-    {"finish_in", shielded<do_move<finish_in>>, METH_O, nullptr},
-    {"release_done", shielded<mover_release_done>, METH_O, nullptr},
-    {"send", shielded<do_move<send>>, METH_O, nullptr},
-    {nullptr, nullptr, 0, nullptr},
-};
-
-PyMemberDef mover_members[] = {
-    {"policy", T_OBJECT, offsetof(Mover, policy), READONLY, nullptr},
-    {"host_is_full", T_BOOL, offsetof(Mover, host_is_full), 0, nullptr},
-    {"pool_address", T_ULONGLONG, offsetof(Mover, pool), 0, nullptr},
-    {"watermark_bytes", T_ULONGLONG, offsetof(Mover, watermark_bytes), 0, nullptr},
-    {"most_copying", T_ULONGLONG, offsetof(Mover, most_copying), 0, nullptr},
-    {"ahead_bytes", T_ULONGLONG, offsetof(Mover, ahead_bytes), 0, nullptr},
-    {"holds_copies", T_BOOL, offsetof(Mover, holds_copies), 0, nullptr},
-    {"makes_reclaimable", T_BOOL, offsetof(Mover, makes_reclaimable), 0, nullptr},
-    {"hears_saves", T_BOOL, offsetof(Mover, hears_saves), 0, nullptr},
-    {"repeated", T_ULONGLONG, offsetof(Mover, repeated), READONLY, nullptr},
-    {nullptr, 0, 0, 0, nullptr},
-};
-
-PyGetSetDef mover_properties[] = {
-    {"resident", get_resident, nullptr, nullptr, nullptr},
-    {"resident_count", get_resident_count, nullptr, nullptr, nullptr},
-    {"dirty_count", get_dirty_count, nullptr, nullptr, nullptr},
-    {"out", get_out, nullptr, nullptr, nullptr},
-    {"stalls", get_stalls, nullptr, nullptr, nullptr},
-    {"timed", get_timed, nullptr, nullptr, nullptr},
-    {"indexed_count", get_indexed, nullptr, nullptr, nullptr},
-    {"follower", get_follower, set_follower, nullptr, nullptr},
-    {nullptr, nullptr, nullptr, nullptr, nullptr},
-};
+using MoverLife =
+    Life<Mover, MadeByNew<mover_make>, Unlinked<mover_part>,
+         Cleared<&Mover::follower, &Mover::policy, &Mover::tracker, &Mover::scheduler>,
+         Freed<mover_free>, Owned<&Mover::lock>>;
 
 } // namespace
 
-PyTypeObject mover_type = {
-    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "swapkit._runtime._shim.Mover",
-    .tp_basicsize = sizeof(Mover),
-    .tp_dealloc = mover_free,
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .tp_doc = "Finds storage groups and moves them.",
-    .tp_traverse = mover_traverse,
-    .tp_clear = mover_clear,
-    .tp_weaklistoffset = offsetof(Mover, weakrefs),
-    .tp_methods = mover_methods,
-    .tp_members = mover_members,
-    .tp_getset = mover_properties,
-    .tp_new = mover_make,
-};
+Type mover_type(
+    MoverLife(), "Mover", "Finds storage groups and moves them.",
+    method<"packer", packer_new>("Return the saved-tensor hooks of a placement."),
+    method<"copy_out", with_group<copy_out>>(), method<"poll_out", with_group<poll_out>>(),
+    method<"finish_out", with_group<finish_out>>(), method<"release", with_group<release_group>>(),
+    method<"make_reclaimable", with_group<make_reclaimable>>(),
+    method<"bring_early", with_group<bring_early>>(),
+    method<"bring_back", with_group<bring_back>>(), method<"finish_in", with_group<finish_in>>(),
+    method<"send", with_group<send>>(), method<"release_next", agenda_release_next>(),
+    method<"release_done", agenda_attend>(), method<"copy_ahead", behind_copy>(),
+    method<"settle_ahead", behind_settle>(), method<"resume_copies", behind_resume>(),
+    method<"forget_retained", with_lock<forget_retained>>(),
+    method<"end_captures", with_lock<end_captures>>(),
+    method<"sweep_captured", [](Mover *mover) { return int{mover->books->captured.sweep()}; }>(),
+    method<"drop", drop_group>(), field("policy", &Mover::policy),
+    field("repeated", &Mover::repeated), variable("host_is_full", &Mover::host_is_full),
+    variable("pool_address", &Mover::pool), variable("watermark_bytes", &Mover::watermark_bytes),
+    variable("most_copying", &Mover::most_copying), variable("ahead_bytes", &Mover::ahead_bytes),
+    variable("holds_copies", &Mover::holds_copies),
+    variable("makes_reclaimable", &Mover::makes_reclaimable),
+    variable("hears_saves", &Mover::hears_saves),
+    property<[](Mover *mover) { return list_of(mover->books->resident); }>("resident"),
+    property<[](Mover *mover) { return mover->books->resident.size(); }>("resident_count"),
+    property<[](Mover *mover) { return mover->books->agenda.line(Line::ahead).size(); }>(
+        "dirty_count"),
+    property<[](Mover *mover) { return list_of(mover->books->agenda.out); }>("out"),
+    property<stalls_of>("stalls"), property<timing_counts>("timed"),
+    property<[](Mover *mover) { return mover->books->index.size(); }>("indexed_count"),
+    property<[](Mover *mover) {
+        return Ref<>::share(mover->follower == nullptr ? Py_None : as_object(mover->follower));
+    }>("follower", set_follower));
 
 // ---- the module ---------------------------------------------------------------------------------
 
 namespace {
 
 // Link the shim to the core and to Python: addresses and objects by the names in links.hpp.
-PyObject *link(PyObject *, PyObject *args) {
-    PyObject *core, *python;
-    if (PyArg_ParseTuple(args, "O!O!:link", &PyDict_Type, &core, &PyDict_Type, &python) == 0) {
-        return nullptr;
-    }
+PyObject *link(Of<&PyDict_Type> core, Of<&PyDict_Type> python) {
     Links made = {};
     PyObject *item = nullptr;
 #define SWAPKIT_FILL(name)                                                                         \
-    item = PyDict_GetItemString(core, #name);                                                      \
+    item = PyDict_GetItemString(core.object, #name);                                               \
     made.name = reinterpret_cast<decltype(made.name)>(item ? PyLong_AsVoidPtr(item) : nullptr);    \
     if (made.name == nullptr) {                                                                    \
         return PyErr_Format(PyExc_KeyError, "%s", #name);                                          \
@@ -358,121 +225,62 @@ PyObject *link(PyObject *, PyObject *args) {
     SWAPKIT_HOOKS(SWAPKIT_FILL)
 #undef SWAPKIT_FILL
 #define SWAPKIT_FILL(name)                                                                         \
-    made.name = PyDict_GetItemString(python, #name);                                               \
+    made.name = PyDict_GetItemString(python.object, #name);                                        \
     if (made.name == nullptr) {                                                                    \
         return PyErr_Format(PyExc_KeyError, "%s", #name);                                          \
     }
     SWAPKIT_PYTHON(SWAPKIT_FILL)
 #undef SWAPKIT_FILL
-    Py_INCREF(python); // never released: tensors keep pointers into the shim
+    Py_INCREF(python.object); // never released: tensors keep pointers into the shim
     links = made;
     Py_RETURN_NONE;
 }
 
-// Read a device from its type and index; false: an exception is set.
-bool read_device(PyObject *args, c10::Device *out) {
-    int type, index;
-    if (PyArg_ParseTuple(args, "ii", &type, &index) == 0) {
-        return false;
-    }
-    *out = c10::Device(static_cast<c10::DeviceType>(type), static_cast<c10::DeviceIndex>(index));
-    return true;
+c10::Device device_of(std::int8_t type, std::int8_t index) {
+    return {static_cast<c10::DeviceType>(type), index};
 }
 
-PyObject *device_stream(PyObject *, PyObject *args) {
-    c10::Device device(c10::DeviceType::CPU);
-    return read_device(args, &device)
-               ? PyLong_FromVoidPtr(stream_handle(device, current_stream(device)))
-               : nullptr;
+PyObject *device_stream(std::int8_t type, std::int8_t index) {
+    c10::Device device = device_of(type, index);
+    return PyLong_FromVoidPtr(stream_handle(device, current_stream(device)));
 }
 
-PyObject *usage(PyObject *, PyObject *args) {
-    c10::Device device(c10::DeviceType::CPU);
-    if (!read_device(args, &device)) {
-        return nullptr;
-    }
-    Usage now = device_usage(device);
+PyObject *usage(std::int8_t type, std::int8_t index) {
+    Usage now = device_usage(device_of(type, index));
     return Py_BuildValue("nn", now.in_use_bytes, now.reserved_bytes);
 }
 
-PyObject *native_rescue(PyObject *, PyObject *args) {
-    int index, on;
-    Py_ssize_t limit_bytes;
-    if (PyArg_ParseTuple(args, "inp", &index, &limit_bytes, &on) == 0) {
-        return nullptr;
-    }
+void native_rescue(std::int8_t index, std::size_t limit_bytes, bool is_on) {
     rescue_register();
-    rescue_limit(static_cast<std::int8_t>(index), static_cast<std::size_t>(limit_bytes));
-    rescue_switch(static_cast<std::int8_t>(index), on != 0);
-    Py_RETURN_NONE;
+    rescue_limit(index, limit_bytes);
+    rescue_switch(index, is_on);
 }
 
-PyObject *native_rescues(PyObject *, PyObject *argument) {
+PyObject *native_rescues(std::int8_t index) {
     std::uint64_t rescues = 0, nbytes = 0;
-    long index = PyLong_AsLong(argument);
-    if (index == -1 && PyErr_Occurred() != nullptr) {
-        return nullptr;
-    }
-    rescue_counts(static_cast<std::int8_t>(index), &rescues, &nbytes);
+    rescue_counts(index, &rescues, &nbytes);
     return Py_BuildValue("KK", rescues, nbytes);
 }
 
-// Read a GPU's index and a number of bytes; false: an exception is set.
-bool read_amount(PyObject *args, std::int8_t *index, std::size_t *nbytes) {
-    int number;
-    Py_ssize_t amount;
-    if (PyArg_ParseTuple(args, "in", &number, &amount) == 0) {
-        return false;
-    }
-    *index = static_cast<std::int8_t>(number);
-    *nbytes = static_cast<std::size_t>(amount);
-    return true;
-}
-
-PyObject *native_expect(PyObject *, PyObject *args) {
-    std::int8_t index;
-    std::size_t nbytes;
-    if (!read_amount(args, &index, &nbytes)) {
-        return nullptr;
-    }
-    rescue_expect(index, nbytes);
-    Py_RETURN_NONE;
-}
-
-PyObject *native_take(PyObject *, PyObject *args) {
-    std::int8_t index;
-    std::size_t nbytes, freed;
-    if (!read_amount(args, &index, &nbytes)) {
-        return nullptr;
-    }
-    {
-        WithoutPython others;
-        freed = reclaimable_take({c10::DeviceType::CUDA, index}, nbytes);
-    }
-    return PyLong_FromSize_t(freed);
-}
-
-PyObject *native_garbage(PyObject *, PyObject *) {
-    return PyLong_FromSize_t(reclaimable_garbage());
+std::size_t native_take(std::int8_t index, std::size_t nbytes) {
+    WithoutPython others;
+    return reclaimable_take({c10::DeviceType::CUDA, index}, nbytes);
 }
 
 // clock_rings(): how often alarms of planned moves have rung.
-PyObject *count_rings(PyObject *, PyObject *) { return PyLong_FromUnsignedLongLong(clock_rings()); }
-
-PyMethodDef functions[] = {
-    {"set_coarse_site", shielded<set_coarse_site>, METH_O, nullptr},
-    {"clock_rings", count_rings, METH_NOARGS, nullptr},
-    {"native_rescue", shielded<native_rescue>, METH_VARARGS, nullptr},
-    {"native_rescues", shielded<native_rescues>, METH_O, nullptr},
-    {"native_expect", shielded<native_expect>, METH_VARARGS, nullptr},
-    {"native_take", shielded<native_take>, METH_VARARGS, nullptr},
-    {"native_garbage", shielded<native_garbage>, METH_NOARGS, nullptr},
-    {"current_stream", shielded<device_stream>, METH_VARARGS, nullptr},
-    {"device_usage", shielded<usage>, METH_VARARGS, nullptr},
-    {"in_range", shielded<in_range>, METH_VARARGS, nullptr},
-    {"link", link, METH_VARARGS, nullptr},
-    {"unpack", shielded<unpack>, METH_O, "Return the saved tensor that a handle stands for."},
-    {nullptr, nullptr, 0, nullptr},
+const Functions module_functions{
+    module_function<"set_coarse_site", set_coarse_site>(),
+    module_function<"clock_rings", clock_rings>(),
+    module_function<"native_rescue", native_rescue>(),
+    module_function<"native_rescues", native_rescues>(),
+    module_function<"native_expect", rescue_expect>(),
+    module_function<"native_take", native_take>(),
+    module_function<"native_garbage", reclaimable_garbage>(),
+    module_function<"current_stream", device_stream>(),
+    module_function<"device_usage", usage>(),
+    module_function<"in_range", in_range>(),
+    module_function<"link", link>(),
+    module_function<"unpack", unpack>("Return the saved tensor that a handle stands for."),
 };
 
 PyModuleDef module = {
@@ -480,7 +288,6 @@ PyModuleDef module = {
     .m_name = "_shim",
     .m_doc = "The hot paths of saved tensors and their storages.",
     .m_size = -1,
-    .m_methods = functions,
 };
 
 // Add a list of names to the module; false: an exception is set.
@@ -504,15 +311,11 @@ bool add_names(PyObject *to, const char *list, const char *const (&names)[count]
 PyMODINIT_FUNC PyInit__shim() {
     using namespace swapkit;
     Ref<> made = Ref<>::steal(PyModule_Create(&module));
-    if (!made || PyModule_AddFunctions(made.get(), mark_functions) != 0 ||
-        PyModule_AddFunctions(made.get(), capture_functions) != 0 ||
-        PyModule_AddFunctions(made.get(), tensor_functions) != 0 ||
-        PyModule_AddFunctions(made.get(), wrapper_functions) != 0 ||
-        PyModule_AddFunctions(made.get(), chosen_functions) != 0 ||
-        PyModule_AddFunctions(made.get(), bypass_functions) != 0 ||
-        PyModule_AddFunctions(made.get(), kernel_functions) != 0 ||
-        PyModule_AddFunctions(made.get(), stack_functions) != 0 ||
-        PyModule_AddFunctions(made.get(), late_mode_functions) != 0) {
+    auto &functions = module_parts<PyMethodDef>();
+    if (functions.back().ml_name != nullptr) { // Python may load the module again
+        functions.push_back({});
+    }
+    if (!made || PyModule_AddFunctions(made.get(), functions.data()) != 0) {
         return nullptr;
     }
 #define SWAPKIT_NAME(name) #name,
@@ -521,11 +324,7 @@ PyMODINIT_FUNC PyInit__shim() {
     if (!add_names(made.get(), "CORE", core) || !add_names(made.get(), "HOOKS", hooks)) {
         return nullptr;
     }
-    PyTypeObject *types[] = {&handle_type,   &group_type,    &mover_type,       &packer_type,
-                             &follower_type, &region_type,   &lock_type,        &bypass_type,
-                             &choices_type,  &choosing_type, &first_table_type, &last_table_type,
-                             &hidden_type};
-    for (PyTypeObject *type : types) {
+    for (PyTypeObject *type : module_parts<PyTypeObject *>()) {
         if (PyModule_AddType(made.get(), type) != 0) {
             return nullptr;
         }

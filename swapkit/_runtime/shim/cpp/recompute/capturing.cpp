@@ -467,31 +467,28 @@ PyObject *name_operator(PyObject *, PyObject *args) {
 
 // fills_run(): return how many named operators this thread has run that write to tensors autograd
 // has already saved, as rrelu does to its noise.
-PyObject *fills_run(PyObject *, PyObject *) { return PyLong_FromUnsignedLongLong(fills); }
+std::uint64_t fills_run() { return fills; }
 
 // settle(tensors, is_over, only_chosen): settle the recipes that read or make the memory of these
 // tensors. `only_chosen`: only recipes of users' choices for operators.
-PyObject *settle_tensors(PyObject *, PyObject *args) {
-    PyObject *argument;
-    int is_over, only_chosen;
-    if (PyArg_ParseTuple(args, "Opp:settle", &argument, &is_over, &only_chosen) == 0) {
-        return nullptr;
-    }
-    Settled which = only_chosen != 0 ? Settled::chosen : Settled::all;
-    Ref<> tensors = Ref<>::steal(PySequence_Fast(argument, "expected a sequence of tensors"));
+bool settle_tensors(const Items &tensors, bool is_over, bool only_chosen) {
     std::vector<c10::StorageImpl *> changed;
-    for (Py_ssize_t at = 0; tensors && at < PySequence_Fast_GET_SIZE(tensors.get()); at++) {
+    for (PyObject *tensor : tensors) {
         c10::TensorImpl *impl = nullptr;
-        if (!impl_of(PySequence_Fast_GET_ITEM(tensors.get(), at), &impl)) {
-            return nullptr;
+        if (!impl_of(tensor, &impl)) {
+            return false;
         }
         if (impl->has_storage()) {
             changed.push_back(impl->unsafe_storage().unsafeGetStorageImpl());
         }
     }
-    bool is_done = tensors && settle_uncaptured(std::move(changed), is_over != 0, which);
-    return is_done ? Py_NewRef(Py_None) : nullptr;
+    return settle_uncaptured(std::move(changed), is_over,
+                             only_chosen ? Settled::chosen : Settled::all);
 }
+
+const Functions capture_functions{
+    PyMethodDef{"name_operator", shielded<name_operator>, METH_VARARGS, nullptr},
+    module_function<"settle", settle_tensors>(), module_function<"fills_run", fills_run>()};
 
 } // namespace
 
@@ -520,7 +517,7 @@ void capture_from(const Follower *follower, const std::shared_ptr<const CaptureT
     cursor.counts.clear();
 }
 
-std::shared_ptr<const CaptureTable> capture_table(const Py_buffer &bytes, std::size_t events) {
+std::shared_ptr<const CaptureTable> capture_table(const Bytes &bytes, std::size_t events) {
     struct Row {
         std::int64_t event, named, run, results, count;
     };
@@ -570,12 +567,5 @@ const Named *named_at(std::size_t number) {
 }
 
 std::size_t capture_count(const CaptureTable &table) { return table.rows.size(); }
-
-PyMethodDef capture_functions[] = {
-    {"name_operator", shielded<name_operator>, METH_VARARGS, nullptr},
-    {"settle", shielded<settle_tensors>, METH_VARARGS, nullptr},
-    {"fills_run", shielded<fills_run>, METH_NOARGS, nullptr},
-    {nullptr, nullptr, 0, nullptr},
-};
 
 } // namespace swapkit

@@ -27,7 +27,7 @@ namespace swapkit {
 struct CaptureTable;
 
 // Read the rows that Python has built, sorted by event. Null: an exception is set.
-std::shared_ptr<const CaptureTable> capture_table(const Py_buffer &rows, std::size_t events);
+std::shared_ptr<const CaptureTable> capture_table(const Bytes &rows, std::size_t events);
 
 // Set this thread's cursor: what runs from now on comes after `position` events of a follower's
 // step. Needs the GIL.
@@ -44,8 +44,6 @@ bool settle_uncaptured(std::vector<c10::StorageImpl *> changed, bool is_over, Se
 
 // Return the number of rows of a table.
 std::size_t capture_count(const CaptureTable &table);
-
-extern PyMethodDef capture_functions[];
 
 } // namespace swapkit
 

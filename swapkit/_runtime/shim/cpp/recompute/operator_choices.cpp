@@ -69,9 +69,6 @@ thread_local Open *choosing_here = nullptr; // the innermost with a table
 thread_local Carrier *carrier = nullptr;
 thread_local unsigned uses = 0; // kernels that use the list now
 
-Choices *as_choices(PyObject *self) { return reinterpret_cast<Choices *>(self); }
-Choosing *as_choosing(PyObject *self) { return reinterpret_cast<Choosing *>(self); }
-
 // The tag of the current module. -1: an exception is set.
 long current_tag(PyObject *tracker) {
     Ref<> tag = call_method<"current">(tracker);
@@ -80,22 +77,21 @@ long current_tag(PyObject *tracker) {
 
 // ---- the table ----------------------------------------------------------------------------------
 
-void choices_free(PyObject *self) {
-    if (ChoiceTable *table = as_choices(self)->table) {
+void choices_free(Choices *choices) {
+    if (ChoiceTable *table = choices->table) {
         for (Chosen &kind : table->kinds) {
             Py_XDECREF(kind.terms.placement);
         }
         delete table;
     }
-    Py_TYPE(self)->tp_free(self);
 }
 
 // Read pairs (recomputes, choice or None).
-bool read_kinds(ChoiceTable *table, PyObject *kinds) {
-    for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(kinds); at++) {
+bool read_kinds(ChoiceTable *table, const Items &kinds) {
+    for (PyObject *each : kinds) {
         int recomputes;
         PyObject *placement;
-        if (PyArg_ParseTuple(PyTuple_GET_ITEM(kinds, at), "pO", &recomputes, &placement) == 0) {
+        if (PyArg_ParseTuple(each, "pO", &recomputes, &placement) == 0) {
             return false;
         }
         Chosen &kind = table->kinds.emplace_back(Chosen{});
@@ -110,7 +106,7 @@ bool read_kinds(ChoiceTable *table, PyObject *kinds) {
 }
 
 // Read rows (number of the operator, its kind).
-bool read_kind_places(ChoiceTable *table, const Py_buffer &bytes) {
+bool read_kind_places(ChoiceTable *table, const Bytes &bytes) {
     struct Row {
         std::int64_t named, kind;
     };
@@ -133,28 +129,18 @@ bool read_kind_places(ChoiceTable *table, const Py_buffer &bytes) {
 }
 
 // Choices(kinds, places)
-PyObject *choices_make(PyTypeObject *type, PyObject *args, PyObject *) {
-    PyObject *kinds;
-    Py_buffer places;
-    if (PyArg_ParseTuple(args, "O!y*:Choices", &PyTuple_Type, &kinds, &places) == 0) {
-        return nullptr;
+bool choices_make(Choices *choices, const Items &kinds, const Bytes &places) {
+    ChoiceTable *table = choices->table = new ChoiceTable;
+    bool is_read = read_kinds(table, kinds) && read_kind_places(table, places);
+    for (auto &each : table->chosen) {
+        each.second.table = as_object(choices);
     }
-    Ref<> made = Ref<>::steal(type->tp_alloc(type, 0));
-    bool is_read = static_cast<bool>(made);
-    if (is_read) {
-        ChoiceTable *table = as_choices(made.get())->table = new ChoiceTable;
-        is_read = read_kinds(table, kinds) && read_kind_places(table, places);
-        for (auto &each : table->chosen) {
-            each.second.table = made.get();
-        }
-    }
-    PyBuffer_Release(&places);
-    return is_read ? made.release() : nullptr;
+    return is_read;
 }
 
 // seen(): return for each kind the number of operator runs, and of those whose choice is not void.
-PyObject *choices_seen(PyObject *self, PyObject *) {
-    const ChoiceTable *table = as_choices(self)->table;
+Ref<> choices_seen(const Choices *choices) {
+    const ChoiceTable *table = choices->table;
     struct Runs {
         unsigned long long all, held;
     };
@@ -168,16 +154,15 @@ PyObject *choices_seen(PyObject *self, PyObject *) {
     for (const Runs &each : runs) {
         Ref<> count = Ref<>::steal(Py_BuildValue("(KK)", each.all, each.held));
         if (!counts || !count || PyList_Append(counts.get(), count.get()) != 0) {
-            return nullptr;
+            return {};
         }
     }
-    return counts.release();
+    return counts;
 }
 
-PyMethodDef choices_methods[] = {
-    {"seen", shielded<choices_seen>, METH_NOARGS, nullptr},
-    {nullptr, nullptr, 0, nullptr},
-};
+const Type choices_type(Life<Choices, MadeBy<choices_make>, Freed<choices_free>>(), "Choices",
+                        "The users' choices for the operators of a module.",
+                        method<"seen", choices_seen>());
 
 // ---- where a table holds ------------------------------------------------------------------------
 
@@ -257,36 +242,28 @@ bool close_choosing(Choosing *choosing) {
 }
 
 // Choosing(table or None, tracker, may_recompute)
-PyObject *choosing_make(PyTypeObject *type, PyObject *args, PyObject *) {
-    PyObject *choices, *tracker;
-    int may_recompute;
-    if (PyArg_ParseTuple(args, "OOp:Choosing", &choices, &tracker, &may_recompute) == 0) {
-        return nullptr;
-    }
+bool choosing_make(Choosing *choosing, PyObject *choices, PyObject *tracker, bool may_recompute) {
     if (choices != Py_None && Py_TYPE(choices) != &choices_type) {
-        return PyErr_Format(PyExc_TypeError, "expected Choices or None, not %R", choices);
+        PyErr_Format(PyExc_TypeError, "expected Choices or None, not %R", choices);
+        return false;
     }
-    Ref<> made = Ref<>::steal(type->tp_alloc(type, 0));
-    if (made) {
-        Choosing *choosing = as_choosing(made.get());
-        choosing->choices = choices == Py_None ? nullptr : as_choices(Py_NewRef(choices));
-        choosing->tracker = Py_NewRef(tracker);
-        choosing->may_recompute = may_recompute != 0;
-    }
-    return made.release();
+    choosing->choices =
+        choices == Py_None ? nullptr : reinterpret_cast<Choices *>(Py_NewRef(choices));
+    choosing->tracker = Py_NewRef(tracker);
+    choosing->may_recompute = may_recompute;
+    return true;
 }
 
-PyObject *choosing_enter(PyObject *self, PyObject *) {
-    Choosing *choosing = as_choosing(self);
+Ref<Choosing> choosing_enter(Choosing *choosing) {
     if (choosing->open != nullptr) {
         PyErr_SetString(PyExc_RuntimeError, "this Choosing is already entered");
-        return nullptr;
+        return {};
     }
     bool has_table = choosing->choices != nullptr;
     long tag =
         has_table ? current_tag(choosing->tracker) : 0; // of the module that has just started
     if (PyErr_Occurred() != nullptr || !clear_over()) {
-        return nullptr;
+        return {};
     }
     Py_XINCREF(as_object(choosing->choices));
     choosing->open = open_here = new Open{.choices = choosing->choices,
@@ -300,48 +277,40 @@ PyObject *choosing_enter(PyObject *self, PyObject *) {
         watch_begin();
     }
     carry_begin();
-    return Py_NewRef(self);
+    return Ref<Choosing>::share(choosing);
 }
 
-PyObject *choosing_exit(PyObject *self, PyObject *) {
-    return close_choosing(as_choosing(self)) ? Py_NewRef(Py_None) : nullptr;
-}
-
-void choosing_free(PyObject *self) {
-    Choosing *choosing = as_choosing(self);
+void choosing_free(Choosing *choosing) {
     if (choosing->open != nullptr) { // an interruption may have skipped `__exit__`
         PyObject *type, *value, *trace;
         PyErr_Fetch(&type, &value, &trace);
         if (!close_choosing(choosing)) {
-            PyErr_WriteUnraisable(self);
+            PyErr_WriteUnraisable(as_object(choosing));
         }
         PyErr_Restore(type, value, trace);
     }
-    Py_XDECREF(as_object(choosing->choices));
-    Py_XDECREF(choosing->tracker);
-    Py_TYPE(self)->tp_free(self);
 }
 
 // runs(): return whether the module's own operators run here, not those of a submodule.
-PyObject *choosing_runs(PyObject *self, PyObject *) {
-    Choosing *choosing = as_choosing(self);
+int choosing_runs(const Choosing *choosing) {
     if (!clear_over()) {
-        return nullptr;
+        return -1;
     }
     const Open *open = choosing->open;
     if (open == nullptr || choosing_here != open) {
-        Py_RETURN_FALSE;
+        return 0;
     }
     long wanted = open->tag, tag = current_tag(choosing->tracker);
-    return PyErr_Occurred() != nullptr ? nullptr : PyBool_FromLong(tag == wanted);
+    return PyErr_Occurred() != nullptr ? -1 : int{tag == wanted};
 }
 
-PyMethodDef choosing_methods[] = {
-    {"__enter__", shielded<choosing_enter>, METH_NOARGS, nullptr},
-    {"__exit__", shielded<choosing_exit>, METH_VARARGS, nullptr},
-    {"runs", shielded<choosing_runs>, METH_NOARGS, nullptr},
-    {nullptr, nullptr, 0, nullptr},
-};
+const Type choosing_type(
+    Life<Choosing, MadeBy<choosing_make>, Freed<choosing_free>,
+         Owned<&Choosing::choices, &Choosing::tracker>>(),
+    "Choosing", "A context manager that applies choices for operators on its thread.",
+    method<"__enter__", choosing_enter>(),
+    method<"__exit__", [](Choosing *choosing, Unread) { return close_choosing(choosing); }>(),
+    method<"runs", choosing_runs>());
 
 // Whether a tensor only stands for one while a graph is traced: such operators are no real runs.
 bool has_no_bytes(const at::Tensor &tensor) { return tensor.is_meta(); }
@@ -364,14 +333,16 @@ class DefinitionCounter final : public c10::OpRegistrationListener {
 };
 
 // operators_known(): return a number that changes whenever an operator is defined or removed.
-PyObject *operators_known(PyObject *, PyObject *) {
+std::uint64_t operators_known() {
     // Never freed, like the kernels.
     static auto &listener =
         *new c10::RegistrationHandleRAII(c10::Dispatcher::singleton().addRegistrationListener(
             std::make_unique<DefinitionCounter>()));
     (void)listener;
-    return PyLong_FromUnsignedLongLong(definitions.load());
+    return definitions.load();
 }
+
+const Functions chosen_functions{module_function<"operators_known", operators_known>()};
 
 } // namespace
 
@@ -482,30 +453,5 @@ void mark_chosen(const Chosen &chosen, const Named *named, const std::vector<at:
         }
     }
 }
-
-PyMethodDef chosen_functions[] = {
-    {"operators_known", shielded<operators_known>, METH_NOARGS, nullptr},
-    {nullptr, nullptr, 0, nullptr},
-};
-
-PyTypeObject choices_type = {
-    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "swapkit._runtime._shim.Choices",
-    .tp_basicsize = sizeof(Choices),
-    .tp_dealloc = choices_free,
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_doc = "The users' choices for the operators of a module.",
-    .tp_methods = choices_methods,
-    .tp_new = choices_make,
-};
-
-PyTypeObject choosing_type = {
-    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "swapkit._runtime._shim.Choosing",
-    .tp_basicsize = sizeof(Choosing),
-    .tp_dealloc = choosing_free,
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_doc = "A context manager that applies choices for operators on its thread.",
-    .tp_methods = choosing_methods,
-    .tp_new = choosing_make,
-};
 
 } // namespace swapkit

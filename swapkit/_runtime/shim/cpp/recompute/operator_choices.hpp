@@ -33,7 +33,6 @@ struct Chosen {
 
 // `Choices(kinds, places)`: a table. `Choosing(table, tracker, may_recompute)`: a context manager
 // in which the table holds. Without a table it is only a carrier.
-extern PyTypeObject choices_type, choosing_type;
 
 // Return whether a table is open on this thread. Does not need the GIL.
 bool is_anything_chosen();
@@ -64,8 +63,6 @@ void carry_chosen(std::vector<Ref<Group>> groups);
 // Mark the results of an operator. `viewed`: its operands, if the results may be views of them.
 void mark_chosen(const Chosen &chosen, const Named *named, const std::vector<at::Tensor> &viewed,
                  const Stack &stack);
-
-extern PyMethodDef chosen_functions[];
 
 } // namespace swapkit
 

@@ -45,8 +45,8 @@ struct Body {
 struct Region {
     PyObject ob_base;
     Packer *kept;     // owned: the hooks for what is kept
-    PyObject *around; // owned: the enclosing pack hook; None: there is none
-    PyObject *others; // owned: pack hook for tensors that are no inputs; None: keep them
+    PyObject *around; // owned: the enclosing pack hook; null: there is none
+    PyObject *others; // owned: pack hook for tensors that are no inputs; null: keep them
     Region *outer;    // owned while it is open
     Body *body;
     char is_open, holds;
@@ -56,8 +56,6 @@ struct Region {
 namespace {
 
 thread_local Region *innermost = nullptr;
-
-Region *as_region(PyObject *self) { return reinterpret_cast<Region *>(self); }
 
 bool is_gone(const Group *group) {
     bool is_there = group->weak != nullptr && c10::raw::intrusive_ptr::use_count(group->weak) > 0;
@@ -127,7 +125,7 @@ bool is_weight(c10::TensorImpl *impl) {
 // sees events, make them the teller: they must see the use, but autograd calls the region's unpack.
 PyObject *pack_by(const Region *region, PyObject *pack, PyObject *tensor) {
     Ref<> packed = Ref<>::steal(PyObject_CallOneArg(pack, tensor));
-    Packer *teller = region->others == Py_None ? nullptr : packer_of(region->others);
+    Packer *teller = region->others == nullptr ? nullptr : packer_of(region->others);
     if (packed && teller != nullptr && packer_of(pack) == teller &&
         Py_TYPE(packed.get()) == &handle_type) {
         Py_INCREF(teller);
@@ -138,10 +136,10 @@ PyObject *pack_by(const Region *region, PyObject *pack, PyObject *tensor) {
 
 // Pack a tensor that no region has made.
 PyObject *pack_other(Region *region, PyObject *tensor, c10::TensorImpl *impl, bool is_input) {
-    if (region->others != Py_None && is_weight(impl)) {
+    if (region->others != nullptr && is_weight(impl)) {
         return as_object(handle_saved(tensor));
     }
-    if (is_input && region->around != Py_None) {
+    if (is_input && region->around != nullptr) {
         return pack_by(region, region->around, tensor);
     }
     Kept *kept = nullptr;
@@ -149,7 +147,7 @@ PyObject *pack_other(Region *region, PyObject *tensor, c10::TensorImpl *impl, bo
         kept = &note(region, impl->unsafe_storage().unsafeGetStorageImpl());
         kept->holds++;
     }
-    if (region->others != Py_None) {
+    if (region->others != nullptr) {
         c10::StorageImpl *storage = impl->unsafe_storage().unsafeGetStorageImpl();
         PyObject *packed = pack_by(region, region->others, tensor);
         auto *handle = packed != nullptr && Py_TYPE(packed) == &handle_type
@@ -194,12 +192,11 @@ Ref<> pack_made(Region *region, c10::TensorImpl *impl, Key key) {
     return refill == nullptr ? Ref<>() : refilled_handle(*refill, impl, region->holds != 0);
 }
 
-PyObject *region_pack(PyObject *self, PyObject *tensor) {
+PyObject *region_pack(Region *region, PyObject *tensor) {
     if (!raise_interruption()) {
         return nullptr;
     }
-    auto own = Ref<>::share(self);
-    Region *region = as_region(self);
+    auto own = Ref<Region>::share(region);
     OwnOperators ours;
     c10::TensorImpl *impl = nullptr;
     if (as_object(Py_TYPE(tensor)) != links.tensor) {
@@ -304,17 +301,23 @@ Sums end(Region *region, bool drops) {
 
 // Region(kept, around, others, chosen, inputs, holds). `chosen`: numbers of operators whose results
 // are kept; `inputs`: the region's input tensors.
-bool read_parts(Region *region, PyObject *chosen, PyObject *inputs) {
-    for (Py_ssize_t at = 0; at < PyTuple_GET_SIZE(chosen); at++) {
-        const Named *named = named_at(PyLong_AsSize_t(PyTuple_GET_ITEM(chosen, at)));
+bool region_make(Region *region, Packer *kept, PyObject *around, PyObject *others,
+                 const Items &chosen, const Items &inputs, bool holds) {
+    region->kept = Ref<Packer>::share(kept).release();
+    region->around = around == Py_None ? nullptr : Py_NewRef(around);
+    region->others = others == Py_None ? nullptr : Py_NewRef(others);
+    region->body = new Body;
+    region->holds = static_cast<char>(holds);
+    for (PyObject *number : chosen) {
+        const Named *named = named_at(PyLong_AsSize_t(number));
         if (named == nullptr) {
             return false;
         }
         region->body->chosen.insert(named);
     }
-    for (Py_ssize_t at = 0; at < PyList_GET_SIZE(inputs); at++) {
+    for (PyObject *tensor : inputs) {
         c10::TensorImpl *impl = nullptr;
-        if (!impl_of(PyList_GET_ITEM(inputs, at), &impl)) {
+        if (!impl_of(tensor, &impl)) {
             return false;
         }
         if (const c10::StorageImpl *storage = plain_storage(*impl, 0)) {
@@ -324,28 +327,7 @@ bool read_parts(Region *region, PyObject *chosen, PyObject *inputs) {
     return true;
 }
 
-PyObject *region_make(PyTypeObject *type, PyObject *args, PyObject *) {
-    PyObject *kept, *around, *others, *chosen, *inputs;
-    int holds;
-    if (PyArg_ParseTuple(args, "O!OOO!O!p:Region", &packer_type, &kept, &around, &others,
-                         &PyTuple_Type, &chosen, &PyList_Type, &inputs, &holds) == 0) {
-        return nullptr;
-    }
-    Ref<> made = Ref<>::steal(type->tp_alloc(type, 0));
-    if (!made) {
-        return nullptr;
-    }
-    Region *region = as_region(made.get());
-    region->kept = reinterpret_cast<Packer *>(Py_NewRef(kept));
-    region->around = Py_NewRef(around);
-    region->others = Py_NewRef(others);
-    region->body = new Body;
-    region->holds = static_cast<char>(holds);
-    return read_parts(region, chosen, inputs) ? made.release() : nullptr;
-}
-
-PyObject *region_begin(PyObject *self, PyObject *) {
-    Region *region = as_region(self);
+void region_begin(Region *region) {
     SWAPKIT_ASSERT(region->is_open == 0 && region->outer == nullptr);
     Region *outer = innermost;
     bool is_held = region->holds != 0 || (outer != nullptr && outer->holds != 0);
@@ -358,30 +340,24 @@ PyObject *region_begin(PyObject *self, PyObject *) {
     Py_XINCREF(as_object(outer));
     region->outer = outer;
     region->is_open = 1;
-    Py_INCREF(self);
+    Py_INCREF(region);
     innermost = region;
-    Py_RETURN_NONE;
 }
 
 // end(drops): close the region; drop or keep what it holds. Returns the bytes that it keeps without
 // a user's choice, the bytes that it recomputes, and the number of groups that a rescue has moved.
-PyObject *region_end(PyObject *self, PyObject *argument) {
-    auto own = Ref<>::share(self);
-    Region *region = as_region(self);
-    int drops = PyObject_IsTrue(argument);
-    if (drops < 0) {
-        return nullptr;
-    }
+PyObject *region_end(Region *region, bool drops) {
+    auto own = Ref<Region>::share(region);
     Sums sums = {};
     if (region->is_open != 0) {
         SWAPKIT_ASSERT(innermost == region);
         Locked lock(region->kept->mover); // close the region even if this is interrupted
         region->is_open = 0;
         innermost = region->outer;
-        sums = end(region, drops == 1);
+        sums = end(region, drops);
         Py_CLEAR(region->outer);
         region->body->inputs.clear();
-        Py_DECREF(self);
+        Py_DECREF(region);
         if (!lock) {
             return nullptr;
         }
@@ -389,53 +365,28 @@ PyObject *region_end(PyObject *self, PyObject *argument) {
     return Py_BuildValue("nnn", sums.kept_bytes, sums.dropped_bytes, sums.moved);
 }
 
-PyObject *region_unpack(PyObject *, PyObject *packed) {
+PyObject *region_unpack(Region *, PyObject *packed) {
     auto kept = Ref<>::share(packed); // another thread may free the graph
     Packer *teller = teller_of(packed);
-    return teller == nullptr ? unpack(nullptr, packed) : packer_use(as_object(teller), packed);
+    return teller == nullptr ? unpack(packed) : packer_use(teller, packed);
 }
 
-int region_traverse(PyObject *self, visitproc visit, void *arg) {
-    Py_VISIT(as_object(as_region(self)->kept));
-    Py_VISIT(as_region(self)->around);
-    Py_VISIT(as_region(self)->others);
-    return 0;
-}
-
-int region_clear(PyObject *self) {
-    Py_XSETREF(as_region(self)->around, Py_NewRef(Py_None));
-    Py_XSETREF(as_region(self)->others, Py_NewRef(Py_None));
-    return 0;
-}
-
-void region_free(PyObject *self) {
-    PyObject_GC_UnTrack(self);
-    Region *region = as_region(self);
+void region_free(Region *region) {
     if (region->body != nullptr) {
         (void)count_kept(*region->body);
         delete region->body;
     }
-    Py_XDECREF(as_object(region->kept));
-    Py_XDECREF(region->around);
-    Py_XDECREF(region->others);
-    Py_TYPE(self)->tp_free(self);
 }
 
-PyMethodDef region_methods[] = {
-    {"pack", shielded<region_pack>, METH_O, nullptr},
-    {"unpack", shielded<region_unpack>, METH_O, nullptr},
-    {"begin", shielded<region_begin>, METH_NOARGS, nullptr},
-    {"end", shielded<region_end>, METH_O, nullptr},
-    {nullptr, nullptr, 0, nullptr},
-};
+using RegionLife = Life<Region, MadeBy<region_make>, Freed<region_free>, Visited<&Region::kept>,
+                        Cleared<&Region::around, &Region::others>>;
 
-PyMemberDef region_members[] = {
-    {"is_inert", T_BOOL, offsetof(Region, is_inert), READONLY, nullptr},
-    {"skips_backward", T_BOOL, offsetof(Region, skips_backward), READONLY, nullptr},
-    {"is_open", T_BOOL, offsetof(Region, is_open), READONLY, nullptr},
-    {"holds", T_BOOL, offsetof(Region, holds), READONLY, nullptr},
-    {nullptr, 0, 0, 0, nullptr},
-};
+const Type region_type(RegionLife(), "Region", "One run of a captured region, and its hooks.",
+                       method<"pack", region_pack>(), method<"unpack", region_unpack>(),
+                       method<"begin", region_begin>(), method<"end", region_end>(),
+                       field("is_inert", &Region::is_inert),
+                       field("skips_backward", &Region::skips_backward),
+                       field("is_open", &Region::is_open), field("holds", &Region::holds));
 
 } // namespace
 
@@ -454,7 +405,7 @@ void region_note_kept(Region *region, const std::vector<at::Tensor> &made) {
     }
 }
 
-bool region_tells(const Region *region) { return region->others != Py_None; }
+bool region_tells(const Region *region) { return region->others != nullptr; }
 
 Packer *region_kept(const Region *region) { return region->kept; }
 
@@ -528,7 +479,7 @@ Group *region_find(Region *region, Key key) {
 
 Ref<> region_operand(Region *region, c10::TensorImpl *impl, Key key, Span span) {
     Mover *mover = region->kept->mover;
-    if (region->others != Py_None) { // each operand is an event, even if it has a group
+    if (region->others != nullptr) { // each operand is an event, even if it has a group
         bool is_kept = is_weight(impl);
         Ref<> tensor = is_kept ? Ref<>() : Ref<>::steal(wrap(impl));
         if (!is_kept && !tensor) {
@@ -545,7 +496,7 @@ Ref<> region_operand(Region *region, c10::TensorImpl *impl, Key key, Span span) 
         return Ref<>::steal(as_object(handle_new(impl, group.get())));
     }
     bool is_input = region->body->inputs.contains(key.storage);
-    bool is_moved = is_input ? region->around != Py_None : !is_kept_here(region);
+    bool is_moved = is_input ? region->around != nullptr : !is_kept_here(region);
     if (!is_moved) {
         if (!is_input) {
             note(region, key.storage).holds++;
@@ -555,18 +506,5 @@ Ref<> region_operand(Region *region, c10::TensorImpl *impl, Key key, Span span) 
     Ref<> tensor = Ref<>::steal(wrap(impl));
     return tensor ? Ref<>::steal(pack_other(region, tensor.get(), impl, is_input)) : Ref<>();
 }
-
-PyTypeObject region_type = {
-    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "swapkit._runtime._shim.Region",
-    .tp_basicsize = sizeof(Region),
-    .tp_dealloc = region_free,
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .tp_doc = "One run of a captured region, and its hooks.",
-    .tp_traverse = region_traverse,
-    .tp_clear = region_clear,
-    .tp_methods = region_methods,
-    .tp_members = region_members,
-    .tp_new = region_make,
-};
 
 } // namespace swapkit

@@ -33,8 +33,6 @@ namespace swapkit {
 
 struct Region;
 
-extern PyTypeObject region_type;
-
 // The innermost open region of this thread, borrowed; null: there is none. Does not need the GIL.
 Region *open_region();
 // Return whether a region keeps the results of an operator.

@@ -28,7 +28,7 @@ namespace {
 // Unpack an operand with the session's hooks, as autograd would. Undefined: an exception is set.
 at::Tensor told_now(const Recipe *recipe, Handle *handle) {
     using Impl = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-    Ref<> given = Ref<>::steal(packer_use(as_object(handle->teller), as_object(handle)));
+    Ref<> given = Ref<>::steal(packer_use(handle->teller, as_object(handle)));
     c10::TensorImpl *impl = nullptr;
     if (!given || !impl_of(given.get(), &impl)) {
         return {};
@@ -81,7 +81,7 @@ at::Tensor operand_now(const Recipe *recipe, const Operand &operand) {
                                 : handle_now(recipe, handle);
         return operand.is_written && tensor.defined() ? tensor.clone() : tensor;
     }
-    Ref<> other = Ref<>::steal(unpack(nullptr, operand.packed.get()));
+    Ref<> other = Ref<>::steal(unpack(operand.packed.get()));
     c10::TensorImpl *impl = nullptr;
     return other && impl_of(other.get(), &impl) ? at::Tensor(Impl::reclaim_copy(impl))
                                                 : at::Tensor();

@@ -1,6 +1,14 @@
-// announced_kernels.cpp - the listener of the hooks, and the functions of `swapkit.op`.
-#include "running/announced_kernels.hpp"
-
+// announced_kernels.cpp - kernels that torch does not run and that announce themselves, and the
+// functions of `swapkit.op`.
+//
+// The shim is the listener of the hooks (`swapkit_hooks.h`), for C++ and for `swapkit.op` alike.
+// While such a kernel runs, it holds the storages of its operands: no rescue frees a storage that
+// others hold, and no planned release frees its memory. The kernel may write to its operands and
+// outputs, and no version counts that. So recipes that read or make these storages are settled, and
+// copies of them count as outdated, those made meanwhile too.
+//
+// Any thread may call the hooks. A call takes the GIL, and holds the runtime's lock while it
+// settles recipes or searches groups; it holds neither between two calls.
 #include "memory/copy_owners.hpp"
 #include "moves/mover.hpp"
 #include "python/failures.hpp"
@@ -369,30 +377,24 @@ constexpr sk_op_listener listener = {
 // ---- for Python ---------------------------------------------------------------------------------
 
 // kernels_listen(owner): begin to follow kernels; None: stop.
-PyObject *kernels_listen(PyObject *, PyObject *argument) {
+void kernels_listen(PyObject *argument) {
     bool is_on = argument != Py_None;
     if (is_on) {
         owner = Py_NewRef(argument); // the former one is never released: kernels may still use it
     }
     links.sk_op_connect(is_on ? &listener : nullptr);
-    Py_RETURN_NONE;
 }
 
 // kernels_name(naming): set what kernels are followed for although no saved tensor needs it; 0:
 // nothing, 1: labels of memory, 2: all names.
-PyObject *kernels_name(PyObject *, PyObject *argument) {
-    long chosen = PyLong_AsLong(argument);
-    if (chosen < 0 || chosen > static_cast<long>(Naming::all)) {
-        return PyErr_Format(PyExc_ValueError, "expected 0, 1 or 2, not %R", argument);
+bool kernels_name(std::int64_t chosen) {
+    if (chosen < 0 || chosen > static_cast<std::int64_t>(Naming::all)) {
+        PyErr_Format(PyExc_ValueError, "expected 0, 1 or 2, not %lld",
+                     static_cast<long long>(chosen));
+        return false;
     }
     naming = static_cast<Naming>(chosen);
-    Py_RETURN_NONE;
-}
-
-// kernel_enter(name): begin a kernel; return its token, 0 if nothing needs it.
-PyObject *kernel_enter(PyObject *, PyObject *argument) {
-    const char *name = PyUnicode_AsUTF8(argument);
-    return name == nullptr ? nullptr : PyLong_FromUnsignedLongLong(links.sk_op_enter(name));
+    return true;
 }
 
 bool announce_tensor(std::uint64_t token, PyObject *tensor, bool is_output) {
@@ -417,51 +419,22 @@ bool announce_tensor(std::uint64_t token, PyObject *tensor, bool is_output) {
 }
 
 // kernel_memory(token, tensors, is_output): announce tensors of a kernel.
-PyObject *kernel_memory(PyObject *, PyObject *args) {
-    unsigned long long token;
-    PyObject *argument;
-    int is_output;
-    if (PyArg_ParseTuple(args, "KOp:kernel_memory", &token, &argument, &is_output) == 0) {
-        return nullptr;
-    }
-    Ref<> tensors = Ref<>::steal(PySequence_Fast(argument, "expected a sequence of tensors"));
-    if (!tensors) {
-        return nullptr;
-    }
-    for (Py_ssize_t at = 0; at < PySequence_Fast_GET_SIZE(tensors.get()); at++) {
-        if (!announce_tensor(token, PySequence_Fast_GET_ITEM(tensors.get(), at), is_output != 0)) {
-            return nullptr;
-        }
-    }
-    Py_RETURN_NONE;
-}
-
-// kernel_leave(token): end a kernel.
-PyObject *kernel_leave(PyObject *, PyObject *argument) {
-    unsigned long long token = PyLong_AsUnsignedLongLong(argument);
-    if (PyErr_Occurred() != nullptr) {
-        return nullptr;
-    }
-    links.sk_op_leave(token);
-    Py_RETURN_NONE;
+bool kernel_memory(std::uint64_t token, const Items &tensors, bool is_output) {
+    return std::all_of(tensors.begin(), tensors.end(),
+                       [&](PyObject *tensor) { return announce_tensor(token, tensor, is_output); });
 }
 
 // kernels_sweep(): end what exceptions have left open on this thread.
-PyObject *kernels_sweep(PyObject *, PyObject *) {
-    links.sk_op_sweep();
-    Py_RETURN_NONE;
-}
+// kernel_enter(name): begin a kernel; return its token, 0 if nothing needs it.
+// kernel_leave(token): end a kernel.
+const Functions kernel_functions{
+    module_function<"kernels_listen", kernels_listen>(),
+    module_function<"kernels_name", kernels_name>(),
+    module_function<"kernels_sweep", [] { links.sk_op_sweep(); }>(),
+    module_function<"kernel_enter", [](const char *name) { return links.sk_op_enter(name); }>(),
+    module_function<"kernel_memory", kernel_memory>(),
+    module_function<"kernel_leave", [](std::uint64_t token) { links.sk_op_leave(token); }>()};
 
 } // namespace
-
-PyMethodDef kernel_functions[] = {
-    {"kernels_listen", kernels_listen, METH_O, nullptr},
-    {"kernels_name", kernels_name, METH_O, nullptr},
-    {"kernels_sweep", kernels_sweep, METH_NOARGS, nullptr},
-    {"kernel_enter", kernel_enter, METH_O, nullptr},
-    {"kernel_memory", shielded<kernel_memory>, METH_VARARGS, nullptr},
-    {"kernel_leave", kernel_leave, METH_O, nullptr},
-    {nullptr, nullptr, 0, nullptr},
-};
 
 } // namespace swapkit

@@ -1,9 +1,8 @@
 // hidden_operators.cpp - a context manager that hides operators from the user's modes, subclasses
 // and transforms. It runs no Python code: if a signal handler raised between two lines of a Python
 // version, the traceback would keep torch's guards, and they would later restore an outdated state.
-#include "running/hidden_operators.hpp"
-
 #include "python/links.hpp"
+#include "python/types.hpp"
 #include "recompute/recomputed.hpp"
 
 #include <array>
@@ -19,8 +18,6 @@ struct Hidden {
     char is_deeper;                   // they are not captured, either
 };
 
-Hidden *as_hidden(PyObject *self) { return reinterpret_cast<Hidden *>(self); }
-
 // Exit the guards, innermost first. False: an exception is set.
 bool leave(Hidden *hidden) {
     bool is_done = true;
@@ -33,7 +30,7 @@ bool leave(Hidden *hidden) {
     return is_done;
 }
 
-PyObject *hidden_enter(PyObject *self, PyObject *) {
+PyObject *hidden_enter(Hidden *hidden) {
     const std::array<PyObject *, 3> kinds = {links.no_function_modes, links.no_dispatch_modes,
                                              links.no_transforms};
     for (std::size_t at = 0; at < kinds.size(); at++) {
@@ -41,42 +38,22 @@ PyObject *hidden_enter(PyObject *self, PyObject *) {
         if (!guard || !call_method<"__enter__">(guard.get())) {
             PyObject *type, *value, *trace;
             PyErr_Fetch(&type, &value, &trace);
-            (void)leave(as_hidden(self));
+            (void)leave(hidden);
             PyErr_Restore(type, value, trace);
             return nullptr;
         }
-        as_hidden(self)->guards[at] = guard.release();
+        hidden->guards[at] = guard.release();
     }
     Deeper::depth()++;
-    as_hidden(self)->is_deeper = 1;
-    return Py_NewRef(self);
+    hidden->is_deeper = 1;
+    return Py_NewRef(as_object(hidden));
 }
 
-PyObject *hidden_exit(PyObject *self, PyObject *) {
-    return leave(as_hidden(self)) ? Py_NewRef(Py_None) : nullptr;
-}
-
-void hidden_free(PyObject *self) {
-    (void)leave(as_hidden(self));
-    Py_TYPE(self)->tp_free(self);
-}
-
-PyMethodDef hidden_methods[] = {
-    {"__enter__", shielded<hidden_enter>, METH_NOARGS, nullptr},
-    {"__exit__", shielded<hidden_exit>, METH_VARARGS, nullptr},
-    {nullptr, nullptr, 0, nullptr},
-};
+const Type hidden_type(Life<Hidden, MadeBy<[](Hidden *) { return true; }>, Freed<leave>>(),
+                       "Hidden", "A context manager that hides operators from all observers.",
+                       method<"__enter__", hidden_enter>(),
+                       method<"__exit__", [](Hidden *hidden, Unread) { return leave(hidden); }>());
 
 } // namespace
-
-PyTypeObject hidden_type = {
-    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "swapkit._runtime._shim.Hidden",
-    .tp_basicsize = sizeof(Hidden),
-    .tp_dealloc = hidden_free,
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_doc = "A context manager that hides operators from all observers.",
-    .tp_methods = hidden_methods,
-    .tp_new = PyType_GenericNew,
-};
 
 } // namespace swapkit

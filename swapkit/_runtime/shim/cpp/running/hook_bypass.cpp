@@ -2,6 +2,7 @@
 #include "running/hook_bypass.hpp"
 
 #include "python/links.hpp"
+#include "python/types.hpp"
 
 #include <frameobject.h>
 
@@ -70,84 +71,41 @@ template <bool is_last> PyNumberMethods table_number = {.nb_bool = table_bool<is
 // ---- bypasses
 // --------------------------------------------------------------------------------------
 
-Bypass *as_bypass(PyObject *self) { return reinterpret_cast<Bypass *>(self); }
-
-PyObject *prepare_bypass(PyObject *, PyObject *argument) {
-    void *root = PyLong_AsVoidPtr(argument);
-    if (PyErr_Occurred() != nullptr) {
-        return nullptr;
-    }
-    PyObject *made = bypass_type.tp_alloc(&bypass_type, 0);
-    if (made != nullptr) {
-        new (&as_bypass(made)->state) std::shared_ptr<BypassState>(
-            std::make_shared<BypassState>(BypassState{.period = period, .root = root}));
+Ref<Bypass> prepare_bypass(std::size_t root) {
+    Ref<Bypass> made = allocate<Bypass>();
+    if (made) {
+        new (&made->state) std::shared_ptr<BypassState>(std::make_shared<BypassState>(
+            BypassState{.period = period, .root = reinterpret_cast<const void *>(root)}));
     }
     return made;
 }
 
-PyObject *begin_bypass(PyObject *, PyObject *bypass) {
-    if (Py_TYPE(bypass) != &bypass_type) {
-        return PyErr_Format(PyExc_TypeError, "expected a Bypass, not %R", bypass);
-    }
-    latest_bypass = as_bypass(bypass)->state;
-    Py_RETURN_NONE;
-}
-
-PyObject *end_bypass(PyObject *, PyObject *) {
+void end_bypass() {
     if (latest_bypass) {
         latest_bypass->period = 0;
     }
-    Py_RETURN_NONE;
 }
 
-PyObject *interrupt_bypasses(PyObject *, PyObject *) {
-    period++;
-    Py_RETURN_NONE;
-}
+const Functions bypass_functions{
+    module_function<"prepare_bypass", prepare_bypass>(),
+    module_function<"begin_bypass", [](Bypass *bypass) { latest_bypass = bypass->state; }>(),
+    module_function<"end_bypass", end_bypass>(),
+    module_function<"interrupt_bypasses", [] { period++; }>(),
+    module_function<"is_bypassing", [] { return int{is_bypassing()}; }>()};
 
-PyObject *ask_bypassing(PyObject *, PyObject *) { return PyBool_FromLong(is_bypassing()); }
+const Type
+    bypass_type(Life<Bypass, Freed<[](Bypass *bypass) { std::destroy_at(&bypass->state); }>>(),
+                "Bypass", "A bypass of torch's hooks on one thread.",
+                method<"end", [](Bypass *bypass) { bypass->state->period = 0; }>());
 
-PyObject *rest_end(PyObject *self, PyObject *) {
-    as_bypass(self)->state->period = 0;
-    Py_RETURN_NONE;
-}
+Type first_table_type(
+    &PyODict_Type, &table_number<false>, "FirstTable",
+    "Replaces torch's table of one kind of hook: holds swapkit's hooks and other hooks.");
 
-void rest_free(PyObject *self) {
-    std::destroy_at(&as_bypass(self)->state);
-    Py_TYPE(self)->tp_free(self);
-}
-
-PyMethodDef rest_methods[] = {
-    {"end", rest_end, METH_NOARGS, nullptr},
-    {nullptr, nullptr, 0, nullptr},
-};
+Type last_table_type(&PyODict_Type, &table_number<true>, "LastTable",
+                     "A FirstTable for the table that torch queries last.");
 
 } // namespace
-
-PyTypeObject bypass_type = {
-    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "swapkit._runtime._shim.Bypass",
-    .tp_basicsize = sizeof(Bypass),
-    .tp_dealloc = rest_free,
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .tp_doc = "A bypass of torch's hooks on one thread.",
-    .tp_methods = rest_methods,
-};
-
-PyTypeObject first_table_type = {
-    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "swapkit._runtime._shim.FirstTable",
-    .tp_as_number = &table_number<false>,
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_doc = "Replaces torch's table of one kind of hook: holds swapkit's hooks and other hooks.",
-    .tp_base = &PyODict_Type,
-};
-
-PyTypeObject last_table_type = {
-    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "swapkit._runtime._shim.LastTable",
-    .tp_as_number = &table_number<true>,
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_doc = "A FirstTable for the table that torch queries last.",
-    .tp_base = &PyODict_Type,
-};
 
 bool hide_table_checks() {
     for (PyTypeObject *type : {&first_table_type, &last_table_type}) {
@@ -159,14 +117,5 @@ bool hide_table_checks() {
     }
     return true;
 }
-
-PyMethodDef bypass_functions[] = {
-    {"prepare_bypass", shielded<prepare_bypass>, METH_O, nullptr},
-    {"begin_bypass", begin_bypass, METH_O, nullptr},
-    {"end_bypass", end_bypass, METH_NOARGS, nullptr},
-    {"interrupt_bypasses", interrupt_bypasses, METH_NOARGS, nullptr},
-    {"is_bypassing", ask_bypassing, METH_NOARGS, nullptr},
-    {nullptr, nullptr, 0, nullptr},
-};
 
 } // namespace swapkit

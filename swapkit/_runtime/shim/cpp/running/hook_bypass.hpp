@@ -8,18 +8,13 @@
 
 namespace swapkit {
 
-extern PyTypeObject bypass_type;
-// Torch's tables of global module hooks, with ours in them. A table is false for a thread that
-// bypasses them. Torch checks the last table only if the first one is false.
-extern PyTypeObject first_table_type, last_table_type;
-
+// FirstTable, LastTable: torch's tables of global module hooks, with ours in them. A table is false
+// for a thread that bypasses them. Torch checks the last table only if the first one is false.
+//
 // Take `__bool__` off both types, once they are ready. Python's own check needs only their slot.
 // Torch's compiler since 2.14 leaves the graph at a `__bool__` in C; without one it takes the
 // length, which is what threads see that do not bypass. False: an exception is set.
 bool hide_table_checks();
-
-// prepare_bypass(root), begin_bypass(bypass), end_bypass(), interrupt_bypasses(), is_bypassing()
-extern PyMethodDef bypass_functions[];
 
 } // namespace swapkit
 

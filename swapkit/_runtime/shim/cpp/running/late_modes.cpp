@@ -5,9 +5,8 @@
 // bits. So our modes are not on torch's stack between operators. Fake, a key that torch up to 2.15
 // does not use, is included instead; its fallback puts the innermost mode there for one operator.
 // The modes and the key are among the thread's settings that torch gives to autograd's threads.
-#include "running/late_modes.hpp"
-
 #include "python/failures.hpp"
+#include "python/types.hpp"
 #include "saved/tensors.hpp"
 
 #include <ATen/ThreadLocalPythonObjects.h>
@@ -145,13 +144,13 @@ void show(const c10::OperatorHandle &op, DispatchKeySet keys, Stack *stack) {
 }
 
 // late_modes(): return this thread's modes, outermost first.
-PyObject *late_modes(PyObject *, PyObject *) {
+PyObject *late_modes() {
     PyObject *modes = modes_here();
     return modes == nullptr ? PyTuple_New(0) : Py_NewRef(modes);
 }
 
 // set_late_modes(modes): replace this thread's modes. Return the number of the key Fake.
-PyObject *set_late_modes(PyObject *, PyObject *modes) {
+DispatchKey set_late_modes(Of<&PyTuple_Type> modes) {
     // Never unregistered: other threads may be inside the fallback. Raises if the key has another
     // one, which would keep operators from the modes without a word.
     static auto &registered =
@@ -159,20 +158,13 @@ PyObject *set_late_modes(PyObject *, PyObject *modes) {
             DispatchKey::Fake, c10::KernelFunction::makeFromBoxedFunction<&show>(),
             "swapkit: dispatch modes"));
     (void)registered;
-    if (!PyTuple_Check(modes)) {
-        PyErr_SetString(PyExc_TypeError, "expected a tuple of modes");
-        return nullptr;
-    }
-    set_modes(Ref<>::steal(Py_NewRef(modes)));
-    return PyLong_FromLong(static_cast<long>(DispatchKey::Fake));
+    set_modes(Ref<>::share(modes.object));
+    return DispatchKey::Fake;
 }
 
-} // namespace
+const Functions late_mode_functions{module_function<"late_modes", late_modes>(),
+                                    module_function<"set_late_modes", set_late_modes>()};
 
-PyMethodDef late_mode_functions[] = {
-    {"late_modes", shielded<late_modes>, METH_NOARGS, nullptr},
-    {"set_late_modes", shielded<set_late_modes>, METH_O, nullptr},
-    {nullptr, nullptr, 0, nullptr},
-};
+} // namespace
 
 } // namespace swapkit

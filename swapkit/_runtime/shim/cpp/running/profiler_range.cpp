@@ -30,12 +30,7 @@ void *range_begin(RangeName name) {
 
 void range_end(void *range) { delete static_cast<at::RecordFunction *>(range); }
 
-PyObject *in_range(PyObject *, PyObject *args) {
-    const char *name = nullptr;
-    PyObject *function = nullptr;
-    if (PyArg_ParseTuple(args, "sO:in_range", &name, &function) == 0) {
-        return nullptr;
-    }
+PyObject *in_range(const char *name, PyObject *function) {
     for (std::size_t at = 0; at < range_names.size(); at++) {
         if (std::strcmp(name, range_names[at]) == 0) {
             ProfilerRange range(static_cast<RangeName>(at));

@@ -39,8 +39,8 @@ class ProfilerRange {
     void *range_;
 };
 
-// in_range(name, function): return the function's result; the call is a range.
-PyObject *in_range(PyObject *module, PyObject *args);
+// Return the function's result; the call is a range of this name.
+PyObject *in_range(const char *name, PyObject *function);
 
 } // namespace swapkit
 

@@ -2,8 +2,9 @@
 //
 // Up to Python 3.11, making a frame object may start the garbage collector, whose finalizers let
 // other threads run: the frame may be gone once its object is made. So the collector is off here,
-// all frames are read in one go, and no frame object is returned.
-#include "running/thread_stacks.hpp"
+// all frames are read in one go, and no frame object is returned. Any thread that holds the GIL may
+// call what is here; none of it releases the GIL or takes a lock.
+#include "python/types.hpp"
 
 #include <frameobject.h>
 
@@ -66,7 +67,8 @@ Ref<> stack_of(PyObject *innermost) {
     return is_read ? std::move(stack) : Ref<>();
 }
 
-PyObject *stacks(PyObject *, PyObject *) {
+// stacks() -> for each other thread, the (code, globals) of its frames, innermost first.
+PyObject *stacks() {
     WithoutCollector guard;
     Ref<> frames = innermost_frames();
     Ref<> own = Ref<>::steal(PyLong_FromUnsignedLong(PyThread_get_thread_ident()));
@@ -84,20 +86,17 @@ PyObject *stacks(PyObject *, PyObject *) {
     return found.release();
 }
 
-PyObject *receivers(PyObject *, PyObject *args) {
-    PyObject *thread, *code;
-    if (PyArg_ParseTuple(args, "O!O!:receivers", &PyLong_Type, &thread, &PyCode_Type, &code) == 0) {
-        return nullptr;
-    }
+// receivers(thread, code) -> `self` in each frame of a thread that runs `code`, innermost first.
+PyObject *receivers(Of<&PyLong_Type> thread, Of<&PyCode_Type> code) {
     WithoutCollector guard;
     Ref<> frames = innermost_frames();
     Ref<> found = Ref<>::steal(PyList_New(0));
     if (!frames || !found) {
         return nullptr;
     }
-    PyObject *innermost = PyDict_GetItemWithError(frames.get(), thread);
+    PyObject *innermost = PyDict_GetItemWithError(frames.get(), thread.object);
     bool is_read = walk(innermost, [&](PyFrameObject *frame) {
-        if (code_of(frame).get() != code) {
+        if (code_of(frame).get() != code.object) {
             return true;
         }
         Ref<> locals = attribute<"f_locals">(as_object(frame));
@@ -107,12 +106,9 @@ PyObject *receivers(PyObject *, PyObject *args) {
     return is_read && PyErr_Occurred() == nullptr ? found.release() : nullptr;
 }
 
-} // namespace
+const Functions stack_functions{module_function<"stacks", stacks>(),
+                                module_function<"receivers", receivers>()};
 
-PyMethodDef stack_functions[] = {
-    {"stacks", shielded<stacks>, METH_NOARGS, nullptr},
-    {"receivers", shielded<receivers>, METH_VARARGS, nullptr},
-    {nullptr, nullptr, 0, nullptr},
-};
+} // namespace
 
 } // namespace swapkit

@@ -78,7 +78,7 @@ void handle_strip(Handle *handle) {
 
 // Return a new handle that takes over the caller's alias. Null: an exception is set.
 static Handle *handle_of(c10::TensorImpl *alias) {
-    auto *handle = reinterpret_cast<Handle *>(handle_type.tp_alloc(&handle_type, 0));
+    Handle *handle = allocate<Handle>().release();
     if (handle == nullptr) {
         c10::raw::intrusive_ptr::decref(alias);
         return nullptr;
@@ -397,13 +397,12 @@ PyObject *handle_make(PyTypeObject *, PyObject *args, PyObject *keywords) {
                                     &tensor, &itself) == 0) {
         return nullptr;
     }
-    return reinterpret_cast<PyObject *>(handle_keep(tensor, itself != 0));
+    return as_object(handle_keep(tensor, itself != 0));
 }
 
-// Both frees remove the object from every list first: weakref callbacks may look there.
+// Weakref callbacks may look at every list: the object leaves them first.
 
-void handle_free(PyObject *self) {
-    auto *handle = reinterpret_cast<Handle *>(self);
+void handle_unlink(Handle *handle) {
     if (handle->group != nullptr) {
         handle_part(handle);
         handle->group->mover->books->captured.sweep();
@@ -411,32 +410,31 @@ void handle_free(PyObject *self) {
             sweep_retained(handle->group->mover);
         }
     }
-    if (handle->weakrefs != nullptr) {
-        PyObject_ClearWeakRefs(self);
-    }
+}
+
+void handle_free(Handle *handle) {
     if (handle->alias != nullptr) {
         c10::raw::intrusive_ptr::decref(handle->alias);
     }
     if (handle->leaf != nullptr) {
         c10::raw::weak_intrusive_ptr::decref(handle->leaf);
     }
-    Py_XDECREF(reinterpret_cast<PyObject *>(handle->group));
-    Py_XDECREF(reinterpret_cast<PyObject *>(handle->teller));
-    weight_free(handle->weight);
-    delete handle->watch;
-    Py_TYPE(self)->tp_free(self);
 }
 
-void group_free(PyObject *self) {
-    auto *group = reinterpret_cast<Group *>(self);
+void handle_end(Handle *handle) {
+    weight_free(handle->weight);
+    delete handle->watch;
+}
+
+void group_unlink(Group *group) {
     SWAPKIT_ASSERT(has_python() && group->handles == nullptr && group->nhandles == 0);
     group_count--;
     mover_forget(group->mover, group);
     timing_forget(group);
     recipe_leave(group);
-    if (group->weakrefs != nullptr) {
-        PyObject_ClearWeakRefs(self);
-    }
+}
+
+void group_free(Group *group) {
     if (group->is_reclaimable != 0) {
         reclaimable_forget(group->key.storage); // the weak reference still reserves its address
     }
@@ -452,21 +450,11 @@ void group_free(PyObject *self) {
     description_free(group->description);
     Py_XDECREF(group->digest);
     Py_DECREF(group->terms.placement);
-    Py_DECREF(group->mover);
-    Py_TYPE(self)->tp_free(self);
-}
-
-template <auto function> PyObject *get_bool(PyObject *self, void *) {
-    return PyBool_FromLong(function(reinterpret_cast<const Group *>(self)));
-}
-
-PyObject *get_alias(PyObject *self, void *) {
-    return wrap(reinterpret_cast<Handle *>(self)->alias);
 }
 
 // Return the leaf that the handle stands for, as long as other code holds it; None: there is none.
-PyObject *get_leaf(PyObject *self, void *) {
-    c10::TensorImpl *leaf = handle_leaf(reinterpret_cast<Handle *>(self));
+PyObject *get_leaf(const Handle *handle) {
+    c10::TensorImpl *leaf = handle_leaf(handle);
     if (leaf == nullptr) {
         Py_RETURN_NONE;
     }
@@ -486,8 +474,8 @@ int set_leaf(PyObject *self, PyObject *tensor, void *) {
 
 // Return the version of the wrapper around a saved tensor, now and at the save; None: there is
 // none.
-PyObject *get_watched(PyObject *self, void *) {
-    const Watch *watch = reinterpret_cast<Handle *>(self)->watch;
+PyObject *get_watched(const Handle *handle) {
+    const Watch *watch = handle->watch;
     if (watch == nullptr) {
         Py_RETURN_NONE;
     }
@@ -495,23 +483,18 @@ PyObject *get_watched(PyObject *self, void *) {
                          static_cast<unsigned>(watch->version));
 }
 
-PyObject *get_state(PyObject *self, void *) {
-    return PyLong_FromLong(group_state(reinterpret_cast<Group *>(self)));
-}
-
-PyObject *get_handles(PyObject *self, void *) {
-    PyObject *list = PyList_New(0);
-    Handle *handle = reinterpret_cast<Group *>(self)->handles;
-    for (; list != nullptr && handle != nullptr; handle = handle->next) {
-        if (PyList_Append(list, reinterpret_cast<PyObject *>(handle)) != 0) {
-            Py_CLEAR(list);
+Ref<> get_handles(const Group *group) {
+    Ref<> list = Ref<>::steal(PyList_New(0));
+    for (Handle *handle = group->handles; list && handle != nullptr; handle = handle->next) {
+        if (PyList_Append(list.get(), as_object(handle)) != 0) {
+            return {};
         }
     }
     return list;
 }
 
-PyObject *get_storage(PyObject *self, void *) {
-    c10::StorageImpl *storage = reinterpret_cast<Group *>(self)->storage;
+PyObject *get_storage(const Group *group) {
+    c10::StorageImpl *storage = group->storage;
     if (storage == nullptr) {
         Py_RETURN_NONE;
     }
@@ -522,79 +505,37 @@ PyObject *get_storage(PyObject *self, void *) {
     return wrapper;
 }
 
-bool is_kept_by_others(const Group *group) { return group->weak != nullptr; }
 // Return whether a rescue may drop the storage.
 bool is_spare(const Group *group) {
     return group->standby == Standby::spare ||
            (group->standby == Standby::held && group->native == nullptr);
 }
-PyObject *get_made_bytes(PyObject *self, void *) {
-    return PyLong_FromSize_t(made_bytes(reinterpret_cast<Group *>(self)));
-}
-bool is_on_device(const Group *group) { return group->storage != nullptr; }
 
-PyMemberDef handle_members[] = {
-    {"group", T_OBJECT, offsetof(Handle, group), READONLY, nullptr},
-    {"version", T_UINT, offsetof(Handle, version), READONLY, nullptr},
-    {"is_stripped", T_BOOL, offsetof(Handle, is_stripped), READONLY, nullptr},
-    {nullptr, 0, 0, 0, nullptr},
-};
-
-PyMemberDef group_members[] = {
-    {"mover", T_OBJECT, offsetof(Group, mover), READONLY, nullptr},
-    {"placement", T_OBJECT, offsetof(Group, terms) + offsetof(Terms, placement), READONLY, nullptr},
-    {"nbytes", T_PYSSIZET, offsetof(Group, nbytes), READONLY, nullptr},
-    {"part_bytes", T_PYSSIZET, offsetof(Group, part_bytes), READONLY, nullptr},
-    {"serial", T_ULONGLONG, offsetof(Group, serial), READONLY, nullptr},
-    {"operator", T_LONGLONG, offsetof(Group, operation), 0, nullptr},
-    {"tag", T_UINT, offsetof(Group, tag), READONLY, nullptr},
-    {"index", T_UINT, offsetof(Group, index), READONLY, nullptr},
-    {nullptr, 0, 0, 0, nullptr},
-};
-
-PyGetSetDef handle_properties[] = {
-    {"alias", get_alias, nullptr, nullptr, nullptr},
-    {"leaf", get_leaf, set_leaf, nullptr, nullptr},
-    {"watched", get_watched, nullptr, nullptr, nullptr},
-    {nullptr, nullptr, nullptr, nullptr, nullptr},
-};
-
-PyGetSetDef group_properties[] = {
-    {"state", get_state, nullptr, nullptr, nullptr},
-    {"handles", get_handles, nullptr, nullptr, nullptr},
-    {"storage", get_storage, nullptr, nullptr, nullptr},
-    {"made_bytes", get_made_bytes, nullptr, nullptr, nullptr},
-    {"is_partial", get_bool<group_is_partial>, nullptr, nullptr, nullptr},
-    {"is_exclusive", get_bool<group_is_exclusive>, nullptr, nullptr, nullptr},
-    {"is_spare", get_bool<is_spare>, nullptr, nullptr, nullptr},
-    {"is_on_device", get_bool<is_on_device>, nullptr, nullptr, nullptr},
-    {"is_kept_by_others", get_bool<is_kept_by_others>, nullptr, nullptr, nullptr},
-    {nullptr, nullptr, nullptr, nullptr, nullptr},
-};
+using HandleLife = Life<Handle, MadeByNew<handle_make>, Unlinked<handle_unlink>, Freed<handle_free>,
+                        Owned<&Handle::group, &Handle::teller>, Freed<handle_end>>;
+using GroupLife = Life<Group, Unlinked<group_unlink>, Freed<group_free>, Owned<&Group::mover>>;
 
 } // namespace
 
-PyTypeObject handle_type = {
-    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "swapkit._runtime._shim.SavedTensor",
-    .tp_basicsize = sizeof(Handle),
-    .tp_dealloc = handle_free,
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_doc = "The handle that autograd keeps in place of a saved tensor.",
-    .tp_weaklistoffset = offsetof(Handle, weakrefs),
-    .tp_members = handle_members,
-    .tp_getset = handle_properties,
-    .tp_new = handle_make,
-};
+Type handle_type(HandleLife(), "SavedTensor",
+                 "The handle that autograd keeps in place of a saved tensor.",
+                 field("group", &Handle::group), field("version", &Handle::version),
+                 field("is_stripped", &Handle::is_stripped),
+                 property<[](Handle *handle) { return wrap(handle->alias); }>("alias"),
+                 property<get_leaf>("leaf", set_leaf), property<get_watched>("watched"));
 
-PyTypeObject group_type = {
-    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "swapkit._runtime._shim.StorageGroup",
-    .tp_basicsize = sizeof(Group),
-    .tp_dealloc = group_free,
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .tp_doc = "One storage at one version, with all saved tensors that view it.",
-    .tp_weaklistoffset = offsetof(Group, weakrefs),
-    .tp_members = group_members,
-    .tp_getset = group_properties,
-};
+Type group_type(GroupLife(), "StorageGroup",
+                "One storage at one version, with all saved tensors that view it.",
+                field("mover", &Group::mover),
+                field("placement", &Terms::placement, offset_of(&Group::terms)),
+                field("nbytes", &Group::nbytes), field("part_bytes", &Group::part_bytes),
+                field("serial", &Group::serial), variable("operator", &Group::operation),
+                field("tag", &Group::tag), field("index", &Group::index),
+                property<group_state>("state"), property<get_handles>("handles"),
+                property<get_storage>("storage"), property<made_bytes>("made_bytes"),
+                property<group_is_partial>("is_partial"),
+                property<group_is_exclusive>("is_exclusive"), property<is_spare>("is_spare"),
+                property<[](Group *group) { return group->storage != nullptr; }>("is_on_device"),
+                property<[](Group *group) { return group->weak != nullptr; }>("is_kept_by_others"));
 
 } // namespace swapkit

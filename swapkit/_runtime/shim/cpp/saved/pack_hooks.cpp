@@ -277,19 +277,14 @@ PyObject *call_hidden(Ref<> function, PyObject *argument) {
     return function ? PyObject_Vectorcall(links.hide, args, 2, nullptr) : nullptr;
 }
 
-PyObject *packer_pack_plain(PyObject *self, PyObject *tensor) {
-    return pack_plain(reinterpret_cast<Packer *>(self), tensor);
-}
-
-PyObject *pack_now(PyObject *self, PyObject *tensor) {
-    auto *packer = reinterpret_cast<Packer *>(self);
+PyObject *pack_now(Packer *packer, PyObject *tensor) {
     if (!send_passed()) {
         return nullptr;
     }
     if (packer->is_inert != 0 || !packs_any(packer) || as_object(Py_TYPE(tensor)) != links.tensor) {
         return keep(tensor);
     }
-    return is_observed() ? call_hidden(attribute<"pack_plain">(self), tensor)
+    return is_observed() ? call_hidden(attribute<"pack_plain">(as_object(packer)), tensor)
                          : pack_plain(packer, tensor);
 }
 
@@ -330,12 +325,11 @@ bool follow(const Packer *packer, PyObject *packed) {
 
 } // namespace
 
-PyObject *packer_pack(PyObject *self, PyObject *tensor) {
+PyObject *packer_pack(Packer *packer, PyObject *tensor) {
     if (!raise_interruption()) {
         return nullptr;
     }
-    auto own = Ref<>::share(self); // as in `packer_use`
-    auto *packer = reinterpret_cast<Packer *>(self);
+    auto own = Ref<Packer>::share(packer); // as in `packer_use`
     if (!pack_awaited(packer)) {
         return nullptr;
     }
@@ -349,7 +343,7 @@ PyObject *packer_pack(PyObject *self, PyObject *tensor) {
     if (packer->follows != 0 && is_in_backward()) {
         packer->has_saved_late = 1;
     }
-    Ref<> packed = Ref<>::steal(pack_now(self, tensor));
+    Ref<> packed = Ref<>::steal(pack_now(packer, tensor));
     if (packed && !follow(packer, packed.get())) {
         return nullptr;
     }
@@ -384,71 +378,29 @@ void use_here(const Mover *mover, const Group *group) {
     }
 }
 
-int packer_traverse(PyObject *self, visitproc visit, void *arg) {
-    Py_VISIT(as_object(reinterpret_cast<Packer *>(self)->mover));
-    Py_VISIT(reinterpret_cast<Packer *>(self)->observer);
-    Py_VISIT(reinterpret_cast<Packer *>(self)->awaited);
-    return 0;
-}
-
-int packer_clear(PyObject *self) {
-    Py_CLEAR(reinterpret_cast<Packer *>(self)->observer);
-    Py_CLEAR(reinterpret_cast<Packer *>(self)->awaited);
-    return 0;
-}
-
-void packer_free(PyObject *self) {
-    PyObject_GC_UnTrack(self);
-    auto *packer = reinterpret_cast<Packer *>(self);
+void packer_end(Packer *packer) {
     if (packer->stands_by != 0) {
         stand_by(packer, false);
     }
-    packer_clear(self);
-    Py_XDECREF(packer->mover);
-    Py_XDECREF(packer->terms.placement);
-    Py_TYPE(self)->tp_free(self);
 }
 
-PyObject *packer_stand_by(PyObject *self, PyObject *argument) {
-    auto *packer = reinterpret_cast<Packer *>(self);
-    int is_on = PyObject_IsTrue(argument);
+bool packer_stand_by(Packer *packer, bool is_on) {
     Locked lock(packer->mover);
-    if (is_on < 0 || !lock) {
-        return nullptr;
+    if (lock) {
+        stand_by(packer, is_on);
     }
-    stand_by(packer, is_on == 1);
-    return Py_NewRef(Py_None);
+    return static_cast<bool>(lock);
 }
 
-PyMethodDef packer_methods[] = {
-    {"pack", shielded<packer_pack>, METH_O, nullptr},
-    {"pack_plain", shielded<packer_pack_plain>, METH_O, nullptr},
-    {"pack_inside", shielded<packer_pack_inside>, METH_O, nullptr},
-    {"unpack", shielded<packer_use>, METH_O, nullptr},
-    {"stand_by", shielded<packer_stand_by>, METH_O, nullptr},
-    {nullptr, nullptr, 0, nullptr},
-};
-
-PyMemberDef packer_members[] = {
-    {"observer", T_OBJECT, offsetof(Packer, observer), 0, nullptr},
-    {"awaited", T_OBJECT, offsetof(Packer, awaited), READONLY, nullptr},
-    {"follows", T_BOOL, offsetof(Packer, follows), 0, nullptr},
-    {"is_inert", T_BOOL, offsetof(Packer, is_inert), 0, nullptr},
-    {"has_saved_late", T_BOOL, offsetof(Packer, has_saved_late), 0, nullptr},
-    {"skips_backward", T_BOOL, offsetof(Packer, skips_backward), 0, nullptr},
-    {nullptr, 0, 0, 0, nullptr},
-};
+using PackerLife = Life<Packer, Unlinked<packer_end>, Cleared<&Packer::observer, &Packer::awaited>,
+                        Visited<&Packer::mover>,
+                        Freed<[](Packer *packer) { Py_XDECREF(packer->terms.placement); }>>;
 
 } // namespace
 
-PyObject *set_coarse_site(PyObject *, PyObject *argument) {
-    unsigned long tag = PyLong_AsUnsignedLong(argument);
-    if (PyErr_Occurred() != nullptr) {
-        return nullptr;
-    }
-    coarse_tag = static_cast<std::uint32_t>(tag);
+void set_coarse_site(std::uint32_t tag) {
+    coarse_tag = tag;
     coarse_saves = 0;
-    Py_RETURN_NONE;
 }
 
 bool handle_bytes(Handle *handle) {
@@ -470,25 +422,25 @@ bool handle_bytes(Handle *handle) {
     return true;
 }
 
-PyObject *packer_use(PyObject *self, PyObject *packed) {
-    auto *packer = reinterpret_cast<Packer *>(self);
+PyObject *packer_use(Packer *packer, PyObject *packed) {
     Mover *mover = packer->mover;
     if (!backward_begins(mover)) {
         return nullptr;
     }
-    auto own = Ref<>::share(self), kept = Ref<>::share(packed); // another thread may drop the graph
+    auto own = Ref<Packer>::share(packer);
+    auto kept = Ref<>::share(packed); // another thread may drop the graph
     if (!pack_awaited(packer)) {
         return nullptr;
     }
     if (Py_TYPE(packed) != &handle_type) { // a wrapper: what is inside comes here
-        return unpack(nullptr, packed);
+        return unpack(packed);
     }
     bool is_followed = packer->is_following();
     unsigned long long waits = mover->waits;
     if (is_followed && !follow_use(mover, packed)) {
         return nullptr;
     }
-    Ref<> tensor = Ref<>::steal(unpack(nullptr, packed));
+    Ref<> tensor = Ref<>::steal(unpack(packed));
     if (tensor && is_followed && !follow_used(mover, mover->waits != waits)) {
         return nullptr;
     }
@@ -513,22 +465,20 @@ Packer *innermost_packer() {
     return packer_of(top.ptr(&top.pyinterpreter()));
 }
 
-PyObject *packer_new(Mover *mover, PyObject *placement) {
-    Ref<> packer = Ref<>::steal(packer_type.tp_alloc(&packer_type, 0));
+Ref<Packer> packer_new(Mover *mover, PyObject *placement) {
+    Ref<Packer> packer = allocate<Packer>();
     if (!packer) {
-        return nullptr;
+        return {};
     }
-    auto *body = reinterpret_cast<Packer *>(packer.get());
-    body->awaited = PyList_New(0);
-    if (body->awaited == nullptr || !terms_read(placement, &body->terms)) {
-        return nullptr;
+    packer->awaited = PyList_New(0);
+    if (packer->awaited == nullptr || !terms_read(placement, &packer->terms)) {
+        return {};
     }
-    Py_INCREF(mover);
-    body->mover = mover;
-    return packer.release();
+    packer->mover = Ref<Mover>::share(mover).release();
+    return packer;
 }
 
-PyObject *unpack(PyObject *, PyObject *argument) {
+PyObject *unpack(PyObject *argument) {
     if (Py_TYPE(argument) != &handle_type) {
         if (PyObject_HasAttr(argument, interned<"unpack">()) == 0) {
             return PyErr_Format(PyExc_TypeError, "expected a SavedTensor, not %R", argument);
@@ -551,16 +501,13 @@ PyObject *unpack(PyObject *, PyObject *argument) {
     return is_sound ? tensor_of(handle.get()) : nullptr;
 }
 
-PyTypeObject packer_type = {
-    .ob_base = PyVarObject_HEAD_INIT(nullptr, 0).tp_name = "swapkit._runtime._shim.Packer",
-    .tp_basicsize = sizeof(Packer),
-    .tp_dealloc = packer_free,
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .tp_doc = "The saved-tensor hooks of a scope.",
-    .tp_traverse = packer_traverse,
-    .tp_clear = packer_clear,
-    .tp_methods = packer_methods,
-    .tp_members = packer_members,
-};
+Type packer_type(PackerLife(), "Packer", "The saved-tensor hooks of a scope.",
+                 method<"pack", packer_pack>(), method<"pack_plain", pack_plain>(),
+                 method<"pack_inside", packer_pack_inside>(), method<"unpack", packer_use>(),
+                 method<"stand_by", packer_stand_by>(), variable("observer", &Packer::observer),
+                 field("awaited", &Packer::awaited), variable("follows", &Packer::follows),
+                 variable("is_inert", &Packer::is_inert),
+                 variable("has_saved_late", &Packer::has_saved_late),
+                 variable("skips_backward", &Packer::skips_backward));
 
 } // namespace swapkit

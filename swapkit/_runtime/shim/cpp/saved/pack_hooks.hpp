@@ -68,9 +68,9 @@ Ref<> scratch_of(c10::TensorImpl *tensor);
 Ref<Mover> mover_for(Mover *mover, c10::Device device);
 
 // The pack hook of a `Packer`,
-PyObject *packer_pack(PyObject *packer, PyObject *tensor);
+PyObject *packer_pack(Packer *packer, PyObject *tensor);
 // and its unpack hook.
-PyObject *packer_use(PyObject *packer, PyObject *packed);
+PyObject *packer_use(Packer *packer, PyObject *packed);
 // Return the hooks that have this pack hook, borrowed; null: it is not a scope's.
 Packer *packer_of(PyObject *pack);
 

@@ -20,6 +20,7 @@
 #define SWAPKIT_SAVED_TENSORS_HPP
 
 #include "python/links.hpp"
+#include "python/types.hpp"
 
 #include "memory/descriptions.hpp"
 #include "memory/storages.hpp"
@@ -186,7 +187,7 @@ struct Group {
     std::uint32_t index;     // and index within the module's call
 };
 
-extern PyTypeObject handle_type, group_type;
+extern Type handle_type, group_type;
 
 // Return a new handle of a tensor that stays. `itself`: of the tensor, not of an alias. Null: an
 // exception is set.

@@ -129,48 +129,36 @@ bool spare_pending(Key key) {
 // ---- for Python ---------------------------------------------------------------------------------
 
 // mark(tensor, choice, changes): apply a choice to a storage after `changes` more in-place changes.
-PyObject *mark(PyObject *, PyObject *args) {
-    PyObject *tensor, *placement;
-    unsigned int changes;
+int mark(PyObject *tensor, PyObject *placement, std::uint32_t changes) {
     Terms terms = {};
-    if (PyArg_ParseTuple(args, "OOI:mark", &tensor, &placement, &changes) == 0 ||
-        !terms_read(placement, &terms)) {
-        return nullptr;
+    if (!terms_read(placement, &terms)) {
+        return -1;
     }
     auto owned = Ref<>::steal(terms.placement);
     Key key = key_of_object(tensor);
     if (key.storage == nullptr) {
-        return PyErr_Occurred() != nullptr ? nullptr : Py_NewRef(Py_False);
+        return PyErr_Occurred() != nullptr ? -1 : 0;
     }
     key.version += changes;
     add_mark(key, terms);
-    return Py_NewRef(Py_True);
+    return 1;
 }
 
 // void_swaps(tensors): let no mark swap any of these tensors.
-PyObject *void_swaps(PyObject *, PyObject *argument) {
-    Ref<> tensors = Ref<>::steal(PySequence_Fast(argument, "expected a sequence of tensors"));
-    if (!tensors) {
-        return nullptr;
-    }
-    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(tensors.get()); i++) {
-        Key key = key_of_object(PySequence_Fast_GET_ITEM(tensors.get(), i));
-        if (PyErr_Occurred() != nullptr) {
-            return nullptr;
-        }
-        if (!void_swap(key)) {
-            return nullptr;
-        }
-    }
-    Py_RETURN_NONE;
+bool void_swaps(const Items &tensors) {
+    return std::all_of(tensors.begin(), tensors.end(), [](PyObject *tensor) {
+        Key key = key_of_object(tensor);
+        return PyErr_Occurred() == nullptr && void_swap(key);
+    });
 }
 
-PyObject *has_marks(PyObject *, PyObject *) { return PyBool_FromLong(!entries.empty()); }
-
-PyObject *count(PyObject *, PyObject *) {
-    sweep();
-    return PyLong_FromSize_t(entries.size());
-}
+const Functions mark_functions{module_function<"mark", mark>(),
+                               module_function<"void_swaps", void_swaps>(),
+                               module_function<"has_marks", [] { return int{!entries.empty()}; }>(),
+                               module_function<"marks_count", [] {
+                                   sweep();
+                                   return entries.size();
+                               }>()};
 
 } // namespace
 
@@ -262,13 +250,5 @@ bool send_marked(Mover *mover, Group *group, const Terms &base, bool is_new) {
                        .nodes = at::sequence_number::peek()});
     return true;
 }
-
-PyMethodDef mark_functions[] = {
-    {"mark", shielded<mark>, METH_VARARGS, nullptr},
-    {"void_swaps", shielded<void_swaps>, METH_O, nullptr},
-    {"has_marks", has_marks, METH_NOARGS, nullptr},
-    {"marks_count", shielded<count>, METH_NOARGS, nullptr},
-    {nullptr, nullptr, 0, nullptr},
-};
 
 } // namespace swapkit

@@ -49,8 +49,6 @@ bool send_passed();
 // group was not saved before. False: an exception is set.
 bool send_marked(Mover *mover, Group *group, const Terms &base, bool is_new);
 
-extern PyMethodDef mark_functions[];
-
 } // namespace swapkit
 
 #endif

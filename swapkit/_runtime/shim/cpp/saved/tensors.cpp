@@ -1,5 +1,6 @@
 // tensors.cpp - tensors in Python, and their TensorImpls.
 #include "saved/tensors.hpp"
+#include "python/types.hpp"
 
 #include "memory/descriptions.hpp"
 #include "memory/storages.hpp"
@@ -206,22 +207,17 @@ c10::TensorImpl *detached(c10::TensorImpl *tensor, const c10::VariableVersion &c
 
 // has_plain_memory(tensor, least_bytes): return whether a tensor is plain (no subclass) and has a
 // storage of at least `least_bytes` with memory. A stand-in for a tensor, as in a trace, has none.
-static PyObject *has_plain_memory(PyObject *, PyObject *args) {
-    PyObject *tensor;
-    Py_ssize_t least_bytes;
-    c10::TensorImpl *impl;
-    if (PyArg_ParseTuple(args, "On:has_plain_memory", &tensor, &least_bytes) == 0) {
-        return nullptr;
-    }
+static int has_plain_memory(PyObject *tensor, std::size_t least_bytes) {
     PyObject *type = as_object(Py_TYPE(tensor));
     if (type != links.tensor && type != links.parameter) {
-        Py_RETURN_FALSE;
+        return 0;
     }
+    c10::TensorImpl *impl;
     if (!impl_of(tensor, &impl)) {
-        return nullptr;
+        return -1;
     }
-    const c10::StorageImpl *storage = plain_storage(*impl, static_cast<std::size_t>(least_bytes));
-    return PyBool_FromLong(storage != nullptr && storage->data() != nullptr);
+    const c10::StorageImpl *storage = plain_storage(*impl, least_bytes);
+    return int{storage != nullptr && storage->data() != nullptr};
 }
 
 // Return a tuple of sizes.
@@ -239,7 +235,7 @@ static PyObject *sizes_tuple(const std::vector<std::int64_t> &sizes) {
 
 // storage_description(tensor): return the sizes, strides, sizes of the storage, format and bytes of
 // an item that the device's framework keeps for a tensor's storage. None: it keeps nothing.
-static PyObject *storage_description(PyObject *, PyObject *tensor) {
+static PyObject *storage_description(PyObject *tensor) {
     c10::TensorImpl *impl;
     if (!impl_of(tensor, &impl)) {
         return nullptr;
@@ -255,10 +251,8 @@ static PyObject *storage_description(PyObject *, PyObject *tensor) {
                          static_cast<Py_ssize_t>(found.item_bytes));
 }
 
-PyMethodDef tensor_functions[] = {
-    {"storage_description", shielded<storage_description>, METH_O, nullptr},
-    {"has_plain_memory", shielded<has_plain_memory>, METH_VARARGS, nullptr},
-    {nullptr, nullptr, 0, nullptr},
-};
+static const Functions tensor_functions{
+    module_function<"storage_description", storage_description>(),
+    module_function<"has_plain_memory", has_plain_memory>()};
 
 } // namespace swapkit

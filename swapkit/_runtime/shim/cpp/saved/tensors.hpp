@@ -45,8 +45,6 @@ c10::TensorImpl *detached(c10::TensorImpl *tensor);
 // The same with another version counter.
 c10::TensorImpl *detached(c10::TensorImpl *tensor, const c10::VariableVersion &counter);
 
-extern PyMethodDef tensor_functions[];
-
 } // namespace swapkit
 
 #endif

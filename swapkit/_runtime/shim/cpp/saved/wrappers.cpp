@@ -69,7 +69,7 @@ bool pack_awaited(Packer *packer) {
            ask<"pack_awaited">(packer, as_object(packer));
 }
 
-PyObject *packer_pack_inside(PyObject *packer, PyObject *argument) {
+PyObject *packer_pack_inside(Packer *packer, PyObject *argument) {
     Handle *handle = handle_inside_of(argument);
     if (handle == nullptr) {
         return nullptr;
@@ -88,37 +88,24 @@ PyObject *packer_pack_inside(PyObject *packer, PyObject *argument) {
 }
 
 // keep_inside(tensor, wrapper): return a handle for a plain tensor inside a wrapper.
-static PyObject *keep_inside(PyObject *, PyObject *args) {
-    PyObject *tensor, *wrapper;
+static Handle *keep_inside(PyObject *tensor, PyObject *wrapper) {
     c10::TensorImpl *impl, *around;
-    if (PyArg_ParseTuple(args, "OO:keep_inside", &tensor, &wrapper) == 0 ||
-        !impl_of(tensor, &impl) || !impl_of(wrapper, &around)) {
-        return nullptr;
-    }
-    return reinterpret_cast<PyObject *>(handle_inside(impl, around));
+    return impl_of(tensor, &impl) && impl_of(wrapper, &around) ? handle_inside(impl, around)
+                                                               : nullptr;
 }
 
 // count_with(wrapper, handle): let a change in place of a new wrapper count as one of the wrapper
 // that a handle was made for.
-static PyObject *count_with(PyObject *, PyObject *args) {
-    PyObject *wrapper, *object;
+static bool count_with(PyObject *wrapper, PyObject *object) {
     c10::TensorImpl *impl;
-    if (PyArg_ParseTuple(args, "OO:count_with", &wrapper, &object) == 0 ||
-        !impl_of(wrapper, &impl)) {
-        return nullptr;
+    const Handle *handle = impl_of(wrapper, &impl) ? handle_inside_of(object) : nullptr;
+    if (handle != nullptr) {
+        impl->set_version_counter(handle->watch->counter);
     }
-    const Handle *handle = handle_inside_of(object);
-    if (handle == nullptr) {
-        return nullptr;
-    }
-    impl->set_version_counter(handle->watch->counter);
-    Py_RETURN_NONE;
+    return handle != nullptr;
 }
 
-PyMethodDef wrapper_functions[] = {
-    {"keep_inside", shielded<keep_inside>, METH_VARARGS, nullptr},
-    {"count_with", shielded<count_with>, METH_VARARGS, nullptr},
-    {nullptr, nullptr, 0, nullptr},
-};
+static const Functions wrapper_functions{module_function<"keep_inside", keep_inside>(),
+                                         module_function<"count_with", count_with>()};
 
 } // namespace swapkit

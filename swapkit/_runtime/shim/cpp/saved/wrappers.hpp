@@ -24,10 +24,8 @@ Ref<> pack_wrapper(Packer *packer, PyObject *tensor);
 // exception is set.
 bool pack_awaited(Packer *packer);
 
-// pack_inside(handle): pack the tensor of a handle that `keep_inside` has made.
-PyObject *packer_pack_inside(PyObject *packer, PyObject *handle);
-
-extern PyMethodDef wrapper_functions[];
+// Pack the tensor of a handle that `keep_inside` has made.
+PyObject *packer_pack_inside(Packer *packer, PyObject *handle);
 
 } // namespace swapkit
 
