@@ -120,7 +120,6 @@ class Captured:
             None if is_kept else around.events,
             numbers_of(terms.save) if terms.save else (),
             call.tensors,
-            is_first,
         )
         self._hooks = Hooks(swapper, placement, region=self._region)
         self._is_first = is_first
@@ -149,7 +148,7 @@ class Captured:
 
     @untraced
     def _begin(self) -> None:
-        self._region.begin()
+        self._region.begin(self._is_first)
         self._hooks.enter()
         if not self._is_first:
             return

@@ -257,8 +257,11 @@ class RegionHooks(Packer, Protocol):
     is_open: bool
     holds: bool  # nothing is given up before the region's end
 
-    def begin(self) -> None:
-        """Capture the operators that this thread runs from now on."""
+    def begin(self, holds: bool, /) -> None:  # noqa: FBT001 - in C++
+        """Capture the operators that this thread runs from now on.
+
+        If it `holds`, nothing is given up before the region's end.
+        """
 
     def end(self, drops: bool, /) -> tuple[int, int, int]:  # noqa: FBT001 - in C++
         """Stop capturing, on the same thread; if it `drops`, give up the storages that it holds.
@@ -278,7 +281,6 @@ class MakeRegion(Protocol):
         others: Callable[[torch.Tensor], Any] | None,
         chosen: tuple[int, ...],
         inputs: list[torch.Tensor],
-        holds: bool,  # noqa: FBT001 - in C++
         /,
     ) -> RegionHooks:
         """Make the hooks.
@@ -289,7 +291,6 @@ class MakeRegion(Protocol):
             others: a pack hook for tensors from outside that are not inputs; None: they stay.
             chosen: numbers of the operators whose results are kept.
             inputs: the region's inputs.
-            holds: whether nothing is given up before the region's end.
         """
 
 

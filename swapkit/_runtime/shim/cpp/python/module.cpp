@@ -116,7 +116,7 @@ bool read_number(PyObject *object, const char *name, unsigned long long *out) {
     return PyErr_Occurred() == nullptr;
 }
 
-PyObject *mover_make(PyTypeObject *type, PyObject *args, PyObject *keywords) {
+PyObject *mover_make(PyTypeObject *, PyObject *args, PyObject *keywords) {
     static const char *names[] = {"policy",      "scheduler",    "lock", "tracker",
                                   "device_type", "device_index", nullptr};
     PyObject *policy, *scheduler, *lock, *tracker;
@@ -127,12 +127,11 @@ PyObject *mover_make(PyTypeObject *type, PyObject *args, PyObject *keywords) {
         return nullptr;
     }
     unsigned long long sched, has_disk;
-    Ref<> made = Ref<>::steal(type->tp_alloc(type, 0));
-    if (!made || !read_number(scheduler, "address", &sched) ||
+    Ref<Mover> mover = allocate<Mover>();
+    if (!mover || !read_number(scheduler, "address", &sched) ||
         !read_number(scheduler, "has_disk", &has_disk)) {
         return nullptr;
     }
-    auto *mover = reinterpret_cast<Mover *>(made.get());
     mover->policy = Py_NewRef(policy);
     mover->scheduler = Py_NewRef(scheduler);
     mover->lock = reinterpret_cast<Lock *>(Py_NewRef(lock));
@@ -144,8 +143,8 @@ PyObject *mover_make(PyTypeObject *type, PyObject *args, PyObject *keywords) {
     mover->watermark_bytes = mover->ahead_bytes = no_limit;
     mover->most_copying = 0;
     mover->books = new Books;
-    mover_join(mover);
-    return made.release();
+    mover_join(mover.get());
+    return as_object(mover.release());
 }
 
 int set_follower(PyObject *self, PyObject *value, void *) {

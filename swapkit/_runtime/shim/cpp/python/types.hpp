@@ -269,7 +269,7 @@ template <auto get> constexpr PyGetSetDef property(const char *name, setter set 
 // What a type does besides: see those derived from it.
 struct Slot {
     static constexpr bool is_collected = false;
-    static constexpr newfunc make = nullptr;
+    static void complete(PyTypeObject *) {}
     static void unlink(void *) {}
     static void release(void *) {}
     static void clear(void *) {}
@@ -292,9 +292,10 @@ template <auto function> struct MadeBy : Slot {
     static PyObject *make(PyTypeObject *type, PyObject *args, PyObject *) {
         return shielded<filled>(as_object(type), args);
     }
+    static void complete(PyTypeObject *type) { type->tp_new = make; }
 };
 template <newfunc function> struct MadeByNew : Slot {
-    static constexpr newfunc make = function;
+    static void complete(PyTypeObject *type) { type->tp_new = function; }
 };
 
 // Called when an object is freed: before its weak references are, whose callbacks may run Python,
@@ -357,17 +358,6 @@ template <class Body, class... Slots> struct Life {
         (Slots::clear(reinterpret_cast<Body *>(self)), ...);
         return 0;
     }
-    static Py_ssize_t weaklist_offset() {
-        if constexpr (requires { &Body::weakrefs; }) {
-            return offset_of(&Body::weakrefs);
-        }
-        return 0;
-    }
-    static newfunc make() {
-        newfunc found = nullptr;
-        ((found = Slots::make == nullptr ? found : Slots::make), ...);
-        return found;
-    }
 };
 
 inline const char *full_name(const char *name) {
@@ -396,11 +386,13 @@ struct Type : PyTypeObject {
                        .tp_dealloc = life.free,
                        .tp_flags = Py_TPFLAGS_DEFAULT,
                        .tp_doc = doc,
-                       .tp_weaklistoffset = life.weaklist_offset(),
                        .tp_methods = table_of<PyMethodDef>(parts...),
                        .tp_members = table_of<PyMemberDef>(parts...),
-                       .tp_getset = table_of<PyGetSetDef>(parts...),
-                       .tp_new = life.make()} {
+                       .tp_getset = table_of<PyGetSetDef>(parts...)} {
+        (Slots::complete(this), ...);
+        if constexpr (requires { &Body::weakrefs; }) {
+            tp_weaklistoffset = offset_of(&Body::weakrefs);
+        }
         if (life.is_collected) {
             tp_flags |= Py_TPFLAGS_HAVE_GC;
             tp_traverse = life.traverse;

@@ -299,15 +299,14 @@ Sums end(Region *region, bool drops) {
 
 // ---- for Python ---------------------------------------------------------------------------------
 
-// Region(kept, around, others, chosen, inputs, holds). `chosen`: numbers of operators whose results
+// Region(kept, around, others, chosen, inputs). `chosen`: numbers of operators whose results
 // are kept; `inputs`: the region's input tensors.
 bool region_make(Region *region, Packer *kept, PyObject *around, PyObject *others,
-                 const Items &chosen, const Items &inputs, bool holds) {
+                 const Items &chosen, const Items &inputs) {
     region->kept = Ref<Packer>::share(kept).release();
     region->around = around == Py_None ? nullptr : Py_NewRef(around);
     region->others = others == Py_None ? nullptr : Py_NewRef(others);
     region->body = new Body;
-    region->holds = static_cast<char>(holds);
     for (PyObject *number : chosen) {
         const Named *named = named_at(PyLong_AsSize_t(number));
         if (named == nullptr) {
@@ -327,10 +326,10 @@ bool region_make(Region *region, Packer *kept, PyObject *around, PyObject *other
     return true;
 }
 
-void region_begin(Region *region) {
+void region_begin(Region *region, bool holds) {
     SWAPKIT_ASSERT(region->is_open == 0 && region->outer == nullptr);
     Region *outer = innermost;
-    bool is_held = region->holds != 0 || (outer != nullptr && outer->holds != 0);
+    bool is_held = holds || (outer != nullptr && outer->holds != 0);
     region->holds = static_cast<char>(is_held);
     auto run = std::make_shared<Run>();
     run->outer = outer == nullptr ? nullptr : outer->body->run;

@@ -419,9 +419,6 @@ void handle_free(Handle *handle) {
     if (handle->leaf != nullptr) {
         c10::raw::weak_intrusive_ptr::decref(handle->leaf);
     }
-}
-
-void handle_end(Handle *handle) {
     weight_free(handle->weight);
     delete handle->watch;
 }
@@ -512,7 +509,7 @@ bool is_spare(const Group *group) {
 }
 
 using HandleLife = Life<Handle, MadeByNew<handle_make>, Unlinked<handle_unlink>, Freed<handle_free>,
-                        Owned<&Handle::group, &Handle::teller>, Freed<handle_end>>;
+                        Owned<&Handle::group, &Handle::teller>>;
 using GroupLife = Life<Group, Unlinked<group_unlink>, Freed<group_free>, Owned<&Group::mover>>;
 
 } // namespace
