@@ -59,6 +59,8 @@ class Job(NamedTuple):
     is_strict: bool = False
 
 
+cpu_seconds = 0.0  # of all children that have ended, with those that these waited for
+
 # ---- in the tests' process -----------------------------------------------------------------------
 
 
@@ -79,7 +81,14 @@ class Child:
         """End the child, if it runs, with the children it has forked."""
         if self.status is None:
             os.killpg(self.pid, signal.SIGKILL)
-            self.status = int(self.line.recv(64))
+            self.finish()
+
+    def finish(self) -> None:
+        """Note the exit status, and the CPU time, which is not of a child of this process."""
+        global cpu_seconds  # noqa: PLW0603 - of all children
+        status, seconds = self.line.recv(64).split()
+        self.status = int(status)
+        cpu_seconds += float(seconds)
 
     def read(self) -> tuple[str, str]:
         """Return what it has printed, and its complaints. The last call."""
@@ -120,7 +129,7 @@ def _wait(children: Sequence[Child], timeout_s: float | None) -> bool:
         left = max(0.0, end - time.monotonic())
         ready = select.select(running, (), (), None if left == math.inf else left)[0]
         for line in ready:
-            running.pop(line).status = int(line.recv(64))
+            running.pop(line).finish()
         if not ready:
             return True
     return False
@@ -196,9 +205,10 @@ def _finish(selector: selectors.BaseSelector, process: int, pid: int, line: sock
     """Report the status of a child that has ended."""
     selector.unregister(process)
     os.close(process)
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    _, code, usage = os.wait4(pid, 0)
+    status, seconds = os.waitstatus_to_exitcode(code), usage.ru_utime + usage.ru_stime
     with line, contextlib.suppress(OSError):  # the test may have given up
-        line.send(str(status).encode())
+        line.send(f"{status} {seconds}".encode())
 
 
 def run_job(job: Job) -> None:
