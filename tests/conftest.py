@@ -6,14 +6,16 @@ import contextlib
 import gc
 import os
 import sys
+import tempfile
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support import installed
+from tests.support import cache_in, installed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from swapkit._runtime.allocators.installed_pool import Installation
 
@@ -90,6 +92,15 @@ def installation() -> Iterator[Installation]:
     """The pool below torch; as it was before when the test ends."""
     with installed() as installation:
         yield installation
+
+
+@pytest.fixture
+def user_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of an empty cache, which is not made yet: for this test and its children."""
+    for name, value in cache_in(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(tempfile, "tempdir", None)  # what was read before
+    return tmp_path / "swapkit"
 
 
 @pytest.fixture

@@ -13,6 +13,8 @@ from swapkit._runtime.shim.build import build_shim
 from swapkit.errors import OverBudget, SessionError
 from tests.support import (
     MIB,
+    cache_in,
+    finish_python,
     limit_above_reserved,
     run_fresh,
     run_python,
@@ -59,8 +61,8 @@ sleep 1
 case "$2" in *.o) : >"$2";; *) cp {build_shim().library} "$2";; esac
 """)
     compiler.chmod(0o700)
-    variables = {"XDG_CACHE_HOME": str(tmp_path), "CXX": str(compiler)}
-    processes = [start_python(COMPILE, **variables) for _ in range(2)]
+    variables = cache_in(tmp_path)
+    processes = [start_python(COMPILE, CXX=str(compiler), **variables) for _ in range(2)]
     said = [process.communicate(timeout=240) for process in processes]
     assert [output for output, _ in said] == ["True 1048576.0\n"] * 2
     assert "".join(complaint for _, complaint in said).count("compiling its allocator") == 1
@@ -78,7 +80,7 @@ def test_install_when_there_is_no_compiler_then_torch_still_works(tmp_path: Path
                 print("apt-get install g++" in str(error), isinstance(error, ImportError))
         print(torch.ones(1 << 20).sum().item())
     """
-    output = run_fresh(code, XDG_CACHE_HOME=str(tmp_path), CXX="/nonexistent")
+    output = finish_python(start_python(code, CXX="/nonexistent", **cache_in(tmp_path)))
     assert output == "True True\nTrue True\n1048576.0\n"
 
 

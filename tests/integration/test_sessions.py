@@ -30,8 +30,6 @@ from tests.support.sessions import (
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from swapkit.ir.machines import Machine
     from swapkit.ir.traces import Trace
 
@@ -182,12 +180,11 @@ def test_budget_when_no_plan_fits_then_rescue_goes_on_and_it_is_told_why(
     assert "no plan, rescue only: too little" in log.session.explain()
 
 
+@pytest.mark.usefixtures("user_cache")
 def test_budget_when_it_leaves_no_room_to_measure_copies_then_rescue_goes_on(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(plan_maker, "measure_machine", measure_machine)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-
     model = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(8)])
     plain = copy.deepcopy(model)
 

@@ -32,6 +32,11 @@ def _compile_shim() -> None:
     build_shim()
 
 
+def cache_in(folder: Path) -> dict[str, str]:
+    """Return the environment of a process whose cache is `swapkit` in a folder, and only there."""
+    return dict.fromkeys(("XDG_CACHE_HOME", "TMPDIR"), str(folder))
+
+
 def start_python(code: str, **environment: str) -> subprocess.Popen[str]:
     """Start a fresh interpreter on `code`; warnings are errors there too."""
     if "XDG_CACHE_HOME" not in environment:

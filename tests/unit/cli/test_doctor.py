@@ -105,14 +105,12 @@ def test_check_when_it_raises_then_a_problem() -> None:
 
 @pytest.mark.parametrize(("is_compiled", "level"), [(False, Level.PROBLEM), (True, Level.NOTE)])
 def test_compiler_when_there_is_none_then_a_problem_unless_the_shim_is_compiled(
-    is_compiled: bool, level: Level, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    is_compiled: bool, level: Level, monkeypatch: pytest.MonkeyPatch, user_cache: Path
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    name = build.shim_name()
     if is_compiled:
-        (tmp_path / "swapkit").mkdir()
-        (tmp_path / "swapkit" / name).touch()
+        user_cache.mkdir()
+        (user_cache / build.shim_name()).touch()
     found = doctor.check_compiler()
     assert found.level is level
     assert "apt-get install g++" in found.remedy

@@ -31,7 +31,7 @@ OPTIONS = ("--device", "cpu", "--budget", "1GiB")
 
 
 @pytest.fixture(autouse=True)
-def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def measured(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Let measuring take no time; the list grows with each."""
     calls: list[int] = []
 
@@ -40,7 +40,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return SPEEDS
 
     get_runtime()  # compiled in the usual cache
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    request.getfixturevalue("user_cache")
     monkeypatch.setattr(measuring, "measure_speeds", measure)
     return calls
 

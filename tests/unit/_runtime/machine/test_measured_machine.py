@@ -21,7 +21,7 @@ from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.saved.device import Limits
 from swapkit._runtime.shim.build import find_cached, shim_name
 from swapkit.testing import slow_link
-from tests.support import MIB, finish_python, start_python
+from tests.support import MIB, cache_in, finish_python, start_python
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,12 +37,6 @@ SPEEDS = Speeds(
     duplex=1.5,
     interference=0.1,
 )
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "swapkit"
 
 
 @pytest.fixture
@@ -63,7 +57,7 @@ def device() -> Device:
     return get_runtime().cpu
 
 
-@pytest.mark.usefixtures("cache")
+@pytest.mark.usefixtures("user_cache")
 def test_machine_when_measured_before_then_not_measured_again(
     device: Device, measured: list[str]
 ) -> None:
@@ -75,7 +69,7 @@ def test_machine_when_measured_before_then_not_measured_again(
     assert (first.duplex, first.interference) == (1.5, 0.1)
 
 
-@pytest.mark.usefixtures("cache")
+@pytest.mark.usefixtures("user_cache")
 def test_machine_when_asked_fresh_then_measured_again_and_remembered(
     device: Device, measured: list[str]
 ) -> None:
@@ -85,7 +79,7 @@ def test_machine_when_asked_fresh_then_measured_again_and_remembered(
     assert read_cached_machine(device, Limits(budget_bytes=BUDGET_BYTES)) == fresh
 
 
-@pytest.mark.usefixtures("cache", "measured")
+@pytest.mark.usefixtures("user_cache", "measured")
 def test_cache_when_limits_differ_then_they_are_the_callers(device: Device, tmp_path: Path) -> None:
     measure_machine(device, Limits(budget_bytes=BUDGET_BYTES))
     other = read_cached_machine(device, Limits(budget_bytes=MIB, host_bytes=7 * MIB))
@@ -94,7 +88,7 @@ def test_cache_when_limits_differ_then_they_are_the_callers(device: Device, tmp_
     assert read_cached_machine(device, Limits(budget_bytes=MIB, disk=tmp_path)) is None
 
 
-@pytest.mark.usefixtures("cache")
+@pytest.mark.usefixtures("user_cache")
 def test_cache_when_the_link_has_another_speed_then_not_used(
     device: Device, measured: list[str]
 ) -> None:
@@ -108,7 +102,7 @@ def test_cache_when_the_link_has_another_speed_then_not_used(
     assert len(set(measured)) == len(measured) == 4
 
 
-@pytest.mark.usefixtures("cache", "measured")
+@pytest.mark.usefixtures("user_cache", "measured")
 def test_cache_when_threads_or_torch_differ_then_not_used(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,10 +118,10 @@ def test_cache_when_threads_or_torch_differ_then_not_used(
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"format": "swapkit machine"}', b"\xff\xfe"])
 def test_cache_when_corrupt_then_measured_anew_and_whole_again(
-    device: Device, cache: Path, measured: list[str], content: bytes
+    device: Device, user_cache: Path, measured: list[str], content: bytes
 ) -> None:
     measure_machine(device, Limits(budget_bytes=BUDGET_BYTES))
-    (file,) = cache.glob("machine-*.json")
+    (file,) = user_cache.glob("machine-*.json")
     file.write_bytes(content)
     assert read_cached_machine(device, Limits(budget_bytes=BUDGET_BYTES)) is None
     machine = measure_machine(device, Limits(budget_bytes=BUDGET_BYTES))
@@ -135,7 +129,7 @@ def test_cache_when_corrupt_then_measured_anew_and_whole_again(
     assert read_cached_machine(device, Limits(budget_bytes=BUDGET_BYTES)) == machine
 
 
-@pytest.mark.usefixtures("cache")
+@pytest.mark.usefixtures("user_cache")
 def test_machine_when_others_disturbed_it_then_returned_but_not_remembered(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,14 +153,14 @@ def test_cache_when_it_cannot_be_written_then_measured_each_time(
 
 
 def test_cache_when_written_then_nothing_half_done_stays(
-    device: Device, cache: Path, measured: list[str]
+    device: Device, user_cache: Path, measured: list[str]
 ) -> None:
     measure_machine(device, Limits(budget_bytes=BUDGET_BYTES))
     assert len(measured) == 1
-    assert {file.suffix for file in cache.iterdir()} == {".json", ".lock"}
+    assert {file.suffix for file in user_cache.iterdir()} == {".json", ".lock"}
 
 
-@pytest.mark.usefixtures("cache", "measured")
+@pytest.mark.usefixtures("user_cache", "measured")
 def test_machine_when_measured_then_one_line_is_logged(
     device: Device, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -204,20 +198,20 @@ def test_processes_when_they_ask_at_once_then_one_measures(tmp_path: Path) -> No
     compiled = find_cached(shim_name())
     assert compiled is not None
     shutil.copy(compiled, cache)  # or each would compile its own
-    processes = [start_python(code, XDG_CACHE_HOME=str(tmp_path)) for _ in range(2)]
+    processes = [start_python(code, **cache_in(tmp_path)) for _ in range(2)]
     first, second = (finish_python(process) for process in processes)
     assert first == second
     assert len(list(cache.glob("machine-*.json"))) == 1
 
 
 def test_machine_when_another_process_measures_it_then_its_result_is_awaited(
-    device: Device, cache: Path, measured: list[str], monkeypatch: pytest.MonkeyPatch
+    device: Device, user_cache: Path, measured: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     others = measure_machine(device, Limits(budget_bytes=BUDGET_BYTES))
-    (file,) = cache.glob("machine-*.json")
+    (file,) = user_cache.glob("machine-*.json")
     content = file.read_bytes()
     file.unlink()
-    (lock,) = cache.glob("machine-*.lock")
+    (lock,) = user_cache.glob("machine-*.lock")
     with lock.open("w") as other_process:
         fcntl.flock(other_process, fcntl.LOCK_EX)
 
@@ -231,10 +225,10 @@ def test_machine_when_another_process_measures_it_then_its_result_is_awaited(
 
 
 def test_machine_when_another_process_does_not_end_then_measured_anyway(
-    device: Device, cache: Path, measured: list[str], monkeypatch: pytest.MonkeyPatch
+    device: Device, user_cache: Path, measured: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measure_machine(device, Limits(budget_bytes=BUDGET_BYTES))
-    (lock,) = cache.glob("machine-*.lock")
+    (lock,) = user_cache.glob("machine-*.lock")
     monkeypatch.setattr(measuring, "PATIENCE_SECONDS", 0.01)
     with lock.open("w") as other_process:
         fcntl.flock(other_process, fcntl.LOCK_EX)
@@ -242,7 +236,7 @@ def test_machine_when_another_process_does_not_end_then_measured_anyway(
     assert len(measured) == 2
 
 
-@pytest.mark.usefixtures("cache")
+@pytest.mark.usefixtures("user_cache")
 def test_disk_when_asked_for_then_its_speeds_and_room_are_known(
     device: Device, measured: list[str], tmp_path: Path
 ) -> None:

@@ -40,14 +40,12 @@ def usual() -> Path:
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def cache(user_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     # A library that is loaded a second time has its own of what this process hides and shows.
     monkeypatch.setattr(isolation, "_make_hidden", isolation._make_hidden)
     for name in ("_get_late", "_set_late"):
         monkeypatch.setattr(dispatch_modes, name, getattr(dispatch_modes, name))
-    return tmp_path / "swapkit"
+    return user_cache
 
 
 @pytest.fixture
