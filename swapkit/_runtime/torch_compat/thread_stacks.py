@@ -30,6 +30,8 @@ _Place: TypeAlias = "tuple[str, str]"  # file, function
 _Stack: TypeAlias = "list[tuple[CodeType, dict[str, object]]]"  # with globals; innermost first
 
 _LIBRARY = Path(sysconfig.get_path("stdlib"))
+# Of the processes that compile for Inductor: its threads wait until the program ends.
+_COMPILERS = Path(torch.__file__).parent / "_inductor/compile_worker"
 # Functions in which a Python thread waits for another thread, another process or a peer.
 _WAITS = frozenset(
     (str(_LIBRARY / file), function)
@@ -43,6 +45,8 @@ _WAITS = frozenset(
         "multiprocessing/connection.py": ("_recv", "wait"),
         "multiprocessing/queues.py": ("get",),
         "multiprocessing/popen_fork.py": ("poll",),
+        _COMPILERS / "subproc_pool.py": ("_recv_msg", "_health_monitor"),
+        _COMPILERS / "timer.py": ("check",),
     }.items()
     for function in functions
 )
@@ -83,7 +87,7 @@ def receivers(thread: int, code: CodeType) -> list[Any]:
 
 
 def others_wait(*, in_backward: bool = False) -> bool:
-    """Return whether every other Python thread that uses torch waits in the standard library.
+    """Return whether every other Python thread that uses torch waits in a function of `_WAITS`.
 
     A thread may wake up right after, so callers repeat the check during long work. Any thread may
     call this; it takes no lock.

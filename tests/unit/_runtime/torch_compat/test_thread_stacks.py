@@ -17,6 +17,7 @@ from swapkit._runtime.torch_compat.thread_stacks import (
     stacks,
     take_while,
 )
+from tests.support import run_fresh
 from tests.support.threads import Worker, busy_thread
 
 pytestmark = pytest.mark.usefixtures("installation")  # the shim reads stacks
@@ -37,6 +38,26 @@ def test_threads_when_they_wait_for_one_another_then_they_are_known_to() -> None
     release.set()
     thread.join()
     assert others_wait()
+
+
+def test_threads_when_they_belong_to_the_processes_of_compilers_then_they_wait() -> None:
+    code = """
+        import threading, time, torch
+        from torch._inductor.compile_worker.subproc_pool import SubprocPool
+        import swapkit
+        from swapkit._runtime.torch_compat.thread_stacks import others_wait
+
+        swapkit.install()
+        pool = SubprocPool(1, quiesce=True)
+        pool.timer.record_call()  # as with the first compilation
+        print(threading.active_count() >= 3)
+        end = time.monotonic() + 60
+        while not others_wait() and time.monotonic() < end:
+            time.sleep(0.01)
+        print(others_wait())
+        pool.shutdown()
+    """
+    assert run_fresh(code) == "True\nTrue\n"
 
 
 def test_threads_when_one_computes_then_not_all_wait() -> None:
