@@ -8,6 +8,7 @@ includes torch's headers, and declares the missing names.
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from operator import attrgetter, methodcaller
 from typing import TYPE_CHECKING, Any
 
@@ -384,7 +385,11 @@ def abort_groups() -> None:
 
     names = distributed_c10d._world.pg_names
     groups = sorted(names, key=lambda group: int(names[group]) if names[group].isdecimal() else 0)
-    nccl = _nccl_of(groups[0]) if groups else None
+    nccl = None
+    if groups and distributed_c10d.is_nccl_available():
+        with suppress(RuntimeError):  # the group has no backend for that device
+            backend = groups[0]._get_backend(torch.device("cuda"))
+            nccl = backend if isinstance(backend, distributed_c10d.ProcessGroupNCCL) else None
     if nccl is not None:
         nccl._group_start()  # else the aborts of several communicators can wait for each other
     try:
@@ -393,15 +398,3 @@ def abort_groups() -> None:
     finally:
         if nccl is not None:
             nccl._group_end()
-
-
-def _nccl_of(group: Any) -> Any:  # noqa: ANN401 - torch's ProcessGroupNCCL
-    from torch.distributed import distributed_c10d
-
-    if not distributed_c10d.is_nccl_available():
-        return None
-    try:
-        backend = group._get_backend(torch.device("cuda"))
-    except RuntimeError:  # the group has no backend for that device
-        return None
-    return backend if isinstance(backend, distributed_c10d.ProcessGroupNCCL) else None

@@ -31,7 +31,7 @@ _Stack: TypeAlias = "list[tuple[CodeType, dict[str, object]]]"  # with globals; 
 
 _LIBRARY = Path(sysconfig.get_path("stdlib"))
 # Of the processes that compile for Inductor: its threads wait until the program ends.
-_COMPILERS = Path(torch.__file__).parent / "_inductor/compile_worker"
+_COMPILERS = f"{Path(torch.__file__).parent}/_inductor/compile_worker"
 # Functions in which a Python thread waits for another thread, another process or a peer.
 _WAITS = frozenset(
     (str(_LIBRARY / file), function)
@@ -45,8 +45,8 @@ _WAITS = frozenset(
         "multiprocessing/connection.py": ("_recv", "wait"),
         "multiprocessing/queues.py": ("get",),
         "multiprocessing/popen_fork.py": ("poll",),
-        _COMPILERS / "subproc_pool.py": ("_recv_msg", "_health_monitor"),
-        _COMPILERS / "timer.py": ("check",),
+        f"{_COMPILERS}/subproc_pool.py": ("_recv_msg", "_health_monitor"),
+        f"{_COMPILERS}/timer.py": ("check",),
     }.items()
     for function in functions
 )
