@@ -1,1 +1,1 @@
-"""The values that planning works on: plain frozen dataclasses, independent of torch."""
+"""Traces, machines, plans, and what a session did: frozen dataclasses, independent of torch."""

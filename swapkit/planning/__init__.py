@@ -1,1 +1,1 @@
-"""Planning, and lower bounds for plans."""
+"""Plans by policy (`planner`), lower bounds for them, and what a session does next."""

@@ -1,1 +1,1 @@
-"""Readable texts from plain values."""
+"""Texts, records of runs and pages, from plain values."""

@@ -1,1 +1,1 @@
-"""Special policies: thresholds, stages, alike layers, lower budgets."""
+"""Policies as objects, for flags: thresholds, stages, alike layers, lower budgets."""
