@@ -10,20 +10,19 @@ import click
 
 from swapkit.cli.base import DONE, CliCommand, machine_option, waiting
 from swapkit.cli.machine import find_machine
+from swapkit.planning import POLICIES
 
 if TYPE_CHECKING:
     from swapkit.ir.machines import Machine
     from swapkit.ir.plans import Plan
     from swapkit.ir.traces import Trace
 
-_POLICIES = ("auto", "swap", "recompute")
-
 
 @click.command(cls=CliCommand)
 @click.argument("trace")
 @click.argument("budget")
 @machine_option
-@click.option("--policy", type=click.Choice(_POLICIES), default="auto", show_default=True)
+@click.option("--policy", type=click.Choice(POLICIES), default="auto", show_default=True)
 @click.option("--out", metavar="FILE", help="Write the plan, for swapkit.budget(..., plan=FILE).")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON instead of text.")
 def plan(

@@ -16,6 +16,7 @@ from swapkit.cli.base import AUTO, DONE, FAILED, check_budget, code_of, script_c
 from swapkit.cli.script import Ended, Script, when_torch_is_imported
 from swapkit.errors import InvalidArgument, SwapkitError
 from swapkit.ir.codec import read_planned
+from swapkit.planning import POLICIES
 from swapkit.reporting.machines import format_seconds
 from swapkit.reporting.paths import check_report, check_trace
 from swapkit.units import format_bytes
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from swapkit._runtime.session.session import Session
     from swapkit.cli.script_budget import ScriptBudget
 
-_POLICIES = ("auto", "swap", "recompute", "rescue")
 _PATHS = ("disk", "plan", "save_plan", "report", "trace")
 _UNCOUNTED = (
     "no step was counted: no optimizer of torch has stepped in this process. For processes that "
@@ -97,7 +97,7 @@ class Refused(Ended):
 )
 @click.option(
     "--policy",
-    type=click.Choice(_POLICIES),
+    type=click.Choice((*POLICIES, "rescue")),
     default="auto",
     show_default=True,
     help="auto: swap and recompute; rescue: no plan, act when memory fills up.",

@@ -1,1 +1,3 @@
 """Plans by policy (`planner`), lower bounds for them, and what a session does next."""
+
+POLICIES = ("auto", "swap", "recompute")  # that make plans

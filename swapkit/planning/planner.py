@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from swapkit.errors import InfeasibleBudget, InvalidArgument, InvalidType, PlanMismatch
 from swapkit.ir.plans import Decision, Plan
+from swapkit.planning import POLICIES
 from swapkit.planning.bounds.bound import lower_bound
 from swapkit.planning.search.feasibility import find_least, name_operators
 from swapkit.planning.search.moves import Trials
@@ -51,7 +52,6 @@ __all__ = [
     "trade_offs",
 ]
 
-POLICIES = ("auto", "swap", "recompute")
 NAMED_OPERATORS = 4  # most that an error names
 REASONS_SHOWN = 3
 # Assumptions of alternative candidates: links at this share of their speed, this much additional
@@ -275,10 +275,8 @@ def _makes_plans(policy: object) -> bool:
         return False
     try:
         inspect.signature(method).bind(None, None)
-    except TypeError:
-        return False
-    except ValueError:  # no signature available
-        return True
+    except (TypeError, ValueError) as error:
+        return isinstance(error, ValueError)  # no signature available
     return True
 
 
