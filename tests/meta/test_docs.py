@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.meta.sources import ROOT, list_sources
+from tests.programs import ILLEGAL, PROGRAMS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -79,6 +80,12 @@ def test_document_when_read_then_exists_and_its_links_lead_somewhere(name: str) 
 def test_readme_when_counted_then_short() -> None:
     lines = (ROOT / "README.md").read_text(encoding="utf-8").count("\n")
     assert lines <= README_LINES
+
+
+def test_programs_when_counted_in_the_comparison_then_all() -> None:
+    count = len([*PROGRAMS, *ILLEGAL])  # after a new one: run tests.conformance.rivals
+    for name in "README.md", "docs/comparison.md":
+        assert re.findall(r"(\d+) programs that", (ROOT / name).read_text()) == [str(count)]
 
 
 def test_guides_when_listed_then_every_page_that_shows_python_runs() -> None:
