@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from swapkit._runtime.affinity.devices import choose_cpus
-from swapkit._runtime.affinity.places import find_place, format_cpus, parse_address, parse_cpus
+from swapkit._runtime.affinity.places import find_place, format_cpus, parse_cpus
 from swapkit._runtime.affinity.system import CommandHung, CommandMissing, System
 from swapkit.config.environment import read_cpu_affinity
 
@@ -78,15 +79,21 @@ class RecordedSystem(System):
             return parse_cpus(self.facts["allowed"])
         return frozenset(range(512))
 
-    def nvidia_address(self, uuid: str) -> str | None:
-        return parse_address(self.sections[f"address {uuid}"])
-
     def nvidia_cpus(self, address: str) -> frozenset[int]:
         return parse_cpus(self.sections.get(f"near {address}", ""))
 
     def place(self, index: int) -> Place:
-        properties = SimpleNamespace(uuid=f"{self.kind}:{index}")
-        return find_place(self, self.kind, index, properties)
+        return find_place(self, self.kind, index, self.properties(index))
+
+    def properties(self, index: int) -> SimpleNamespace | None:
+        """Return a GPU's properties as torch reports them; None: it is an NPU."""
+        text = self.sections.get(f"address {self.kind}:{index}")
+        if text is None:
+            return None
+        domain, bus, device = re.split("[:.]", text.strip())[:3]
+        return SimpleNamespace(
+            pci_domain_id=int(domain, 16), pci_bus_id=int(bus, 16), pci_device_id=int(device, 16)
+        )
 
     def choose(self, index: int) -> CpuChoice:
         asked = read_cpu_affinity(self.variables)

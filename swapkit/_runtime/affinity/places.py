@@ -81,15 +81,10 @@ def parse_address(text: str) -> str | None:
     return f"{int(domain or '0', 16):04x}:{bus}:{device}.{function}".lower()
 
 
-def cuda_address(system: System, properties: Any) -> str | None:  # noqa: ANN401 - torch's C type
-    """Return the address of a GPU, from the properties that torch reports; None: unknown."""
-    bus = getattr(properties, "pci_bus_id", None)
-    if isinstance(bus, int):
-        domain = int(getattr(properties, "pci_domain_id", 0))
-        device = int(getattr(properties, "pci_device_id", 0))
-        return f"{domain:04x}:{bus:02x}:{device:02x}.0"
-    uuid = getattr(properties, "uuid", None)
-    return None if uuid is None else system.nvidia_address(str(uuid))
+def cuda_address(properties: Any) -> str:  # noqa: ANN401 - torch's C type
+    """Return the address of a GPU, from the properties that torch reports."""
+    domain, bus = properties.pci_domain_id, properties.pci_bus_id
+    return f"{domain:04x}:{bus:02x}:{properties.pci_device_id:02x}.0"
 
 
 class Npu:
@@ -235,7 +230,7 @@ def find_place(system: System, device_type: str, index: int, properties: Any = N
     try:
         nodes = list_nodes(system)
         npu = Npu(system, index) if device_type == "npu" else None
-        address = cuda_address(system, properties) if npu is None else npu.address()
+        address = cuda_address(properties) if npu is None else npu.address()
         node = _find_node(system, nodes, address, npu)
     except Unknown as unknown:
         why = str(unknown)

@@ -132,18 +132,6 @@ class System:
         """Return the CPUs that this thread may use, those before swapkit's own bindings."""
         return unbound_cpus()
 
-    def nvidia_address(self, uuid: str) -> str | None:
-        """Return the PCI address of an NVIDIA GPU; None: NVIDIA's library does not tell."""
-        with _nvml() as library:
-            device = ctypes.c_void_p()
-            name = f"GPU-{uuid.removeprefix('GPU-')}".encode()
-            if library is None or library.nvmlDeviceGetHandleByUUID(name, ctypes.byref(device)):
-                return None
-            info = _PciInfo()
-            if library.nvmlDeviceGetPciInfo_v3(device, ctypes.byref(info)):
-                return None
-            return f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"
-
     def nvidia_cpus(self, address: str) -> frozenset[int]:
         """Return the CPUs near an NVIDIA GPU; none: NVIDIA's library does not tell."""
         with _nvml() as library:
@@ -177,23 +165,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait(KILL_SECONDS)
     except subprocess.TimeoutExpired:  # the kernel ends it after a call of a driver, perhaps never
         threading.Thread(target=process.wait, daemon=True).start()
-
-
-class _PciInfo(ctypes.Structure):
-    """`nvmlPciInfo_t` of NVML 9 and later."""
-
-    domain: int
-    bus: int
-    device: int
-    _fields_ = (
-        ("busIdLegacy", ctypes.c_char * 16),
-        ("domain", ctypes.c_uint),
-        ("bus", ctypes.c_uint),
-        ("device", ctypes.c_uint),
-        ("pciDeviceId", ctypes.c_uint),
-        ("pciSubSystemId", ctypes.c_uint),
-        ("busId", ctypes.c_char * 32),
-    )
 
 
 @contextmanager

@@ -56,11 +56,9 @@ def test_address_when_the_text_is_none_then_none(text: str) -> None:
     assert parse_address(text) is None
 
 
-def test_cuda_address_when_torch_reports_it_then_no_library_is_asked() -> None:
-    system = RecordedSystem("dgx_h100")
-    properties = SimpleNamespace(pci_domain_id=1, pci_bus_id=0x9D, pci_device_id=2, uuid="x")
-    assert cuda_address(system, properties) == "0001:9d:02.0"
-    assert cuda_address(system, SimpleNamespace()) is None
+def test_cuda_address_when_torch_reports_it_then_in_the_form_of_the_kernel() -> None:
+    properties = SimpleNamespace(pci_domain_id=1, pci_bus_id=0x9D, pci_device_id=2)
+    assert cuda_address(properties) == "0001:9d:02.0"
 
 
 def test_node_when_the_kernel_says_minus_one_then_the_driver_is_asked() -> None:
@@ -229,8 +227,9 @@ def test_choice_when_torch_uses_more_threads_than_cpus_then_said_so() -> None:
 def test_gpu_when_torch_reports_its_properties_then_its_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(devices, "_properties", lambda i: SimpleNamespace(uuid=f"cuda:{i}"))
-    places = DevicePlaces(RecordedSystem("dgx_h100"))
+    system = RecordedSystem("dgx_h100")
+    monkeypatch.setattr(devices, "_properties", system.properties)
+    places = DevicePlaces(system)
     gpu = torch.device("cuda", 4)
     assert places.host_node(gpu) == 1
     choice = places.choose(gpu, CpuAffinity())

@@ -162,12 +162,11 @@ def test_nodes_when_listed_here_then_they_hold_the_cpus_of_this_process() -> Non
 
 def test_nvml_when_it_is_missing_then_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "NVML", "libno-such-library.so.1")
-    assert System().nvidia_address("12-34") is None
     assert System().nvidia_cpus("0001:9d:02.0") == frozenset()
 
 
 @pytest.mark.promise("D8")
-def test_nvml_when_it_knows_the_gpu_then_its_address_and_cpus(
+def test_nvml_when_it_knows_the_gpu_then_its_cpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     library = tmp_path / "libfake.so"
@@ -175,8 +174,6 @@ def test_nvml_when_it_knows_the_gpu_then_its_address_and_cpus(
     subprocess.run([*command, str(FAKE_NVML), "-o", str(library)], check=True)
     monkeypatch.setattr(module, "NVML", str(library))
     system = System()
-    assert system.nvidia_address("12-34") == system.nvidia_address("GPU-12-34") == "0001:9d:02.0"
-    assert system.nvidia_address("56") is None
     assert system.nvidia_cpus("0001:9d:02.0") == {4, 5, 6, 7, 8191}
     assert system.nvidia_cpus("0000:9d:02.0") == frozenset()
     assert ctypes.CDLL(str(library)).fake_initialized() == 0
