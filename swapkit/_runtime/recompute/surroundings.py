@@ -18,6 +18,7 @@ import ctypes
 import functools
 import gc
 import io
+import marshal
 import mmap
 import pickle
 import random
@@ -47,6 +48,7 @@ _MOST_BYTES = 4 << 30  # of one array; a larger one may have changed
 _MOST_COPIED = 256 << 20  # the same of a buffer that has to be copied
 _PIECE = 1 << 20  # elements of an array that are read at once
 _VALUES = frozenset({bool, int, float, complex, str, bytes, type(None)})
+_NUMBERS = frozenset({int, float, complex})
 # Of libraries, and with a state of the user's in attributes. Objects of others cache there, too.
 _OPEN = frozenset({"_thread", "_weakrefset", "argparse", "collections", "multiprocessing"}) | {
     "os", "queue", "tempfile", "threading", "torch", "types", "weakref",
@@ -87,7 +89,12 @@ def _is_same(one: tuple[Any, object], other: tuple[Any, object]) -> bool:
     if one[1] != other[1]:
         return False
     is_value = type(one[0]) in _VALUES and type(one[0]) is type(other[0])
-    return one[0] is other[0] or (is_value and one[0] == other[0])
+    return one[0] is other[0] or (is_value and _bits(one[0]) == _bits(other[0]))
+
+
+def _bits(values: Any) -> bytes:  # noqa: ANN401 - of _VALUES
+    """Return the bytes of `_VALUES`: 0.0 equals -0.0, and the hash of -1 is that of -2."""
+    return marshal.dumps(values, 2)  # later versions depend on the counts of references
 
 
 def _walk(roots: Sequence[object]) -> list[tuple[Any, object]] | None:
@@ -141,12 +148,15 @@ class _Reach:
         if len(inside) <= _MOST_ITEMS:
             return (state, len(inside)), inside
         held = hash(tuple(each if type(each) in _VALUES else id(each) for each in inside))
-        return (state, held), []
+        numbers = crc32(_bits([each for each in inside if type(each) in _NUMBERS]))
+        return (state, held, numbers), []
 
     def _look_at(self, thing: Any, kind: type) -> tuple[object, list[object]]:  # noqa: ANN401
         for kinds, state_of, held_by in _STATES:
             if issubclass(kind, kinds):
-                return state_of(thing), [*held_by(thing), *_own_attributes(thing, kind)]
+                # Attributes first: an object may get its dictionary when this is read.
+                own = _own_attributes(thing, kind)
+                return state_of(thing), own + held_by(thing)
         if any(each.__module__.partition(".")[0] in _DIGESTED for each in kind.__mro__):
             digest, objects = _digest(thing)
             others = _attributes(thing, kind)
@@ -239,17 +249,19 @@ def _sum(thing: Any) -> object:  # noqa: ANN401 - it has a buffer
         BufferError: it is too large to be copied twice.
     """
     copy: Callable[[Any], bytes | bytearray] = _copy_view
-    if isinstance(thing, bytearray):
+    kind = type(thing)
+    if issubclass(kind, bytearray):
         nbytes, copy = bytearray.__len__(thing), _copy_bytes
-    elif isinstance(thing, array.array):
-        nbytes, copy = array.array.__len__(thing) * thing.itemsize, array.array.tobytes
-    elif isinstance(thing, memoryview):
+    elif issubclass(kind, array.array):
+        itemsize = vars(array.array)["itemsize"].__get__(thing)
+        nbytes, copy = array.array.__len__(thing) * itemsize, array.array.tobytes
+    elif kind is memoryview:
         try:
             nbytes = thing.nbytes
         except ValueError:  # it is released
             return None
-        if thing.readonly and isinstance(thing.obj, bytes | mmap.mmap):  # nothing can write to it
-            return nbytes
+        if thing.readonly and issubclass(type(thing.obj), bytes | mmap.mmap):
+            return nbytes  # nothing can write to it
     else:
         nbytes = ctypes.sizeof(thing)
     if nbytes > _MOST_COPIED:
@@ -275,16 +287,16 @@ def _map(thing: mmap.mmap) -> object:
         with memoryview(thing) as view:
             is_fixed, nbytes = view.readonly, view.nbytes
         if is_fixed:
-            return thing.tell()
+            return mmap.mmap.tell(thing)
         if nbytes > _MOST_COPIED or not _has_bytes(thing, nbytes):
             return object()
-        return thing.tell(), crc32(mmap.mmap.__getitem__(thing, slice(None)))
+        return mmap.mmap.tell(thing), crc32(mmap.mmap.__getitem__(thing, slice(None)))
     return None
 
 
 def _has_bytes(thing: mmap.mmap, nbytes: int) -> bool:
     try:
-        return thing.size() >= nbytes
+        return mmap.mmap.size(thing) >= nbytes
     except OSError:  # it has no file
         return True
     except ValueError:  # it does not know its file
@@ -293,7 +305,14 @@ def _has_bytes(thing: mmap.mmap, nbytes: int) -> bool:
 
 def _file(file: Any) -> object:  # noqa: ANN401 - of io.IOBase
     """Return the state of a file: a new one each time if a run may have changed it unseen."""
-    if file.closed or file in (sys.stdout, sys.stderr):
+    if file is sys.stdout or file is sys.stderr:
+        return None
+    inner = file
+    while inner is not None:
+        if not _is_of_library(type(inner).__module__):
+            return object()  # its methods are the user's
+        inner = getattr(inner, "buffer", getattr(inner, "raw", None))
+    if file.closed:
         return None
     if isinstance(file, io.BytesIO):
         return crc32(file.getvalue()), file.tell()  # its bytes keep their hash when they change
@@ -341,19 +360,28 @@ def _digest(thing: Any) -> tuple[object, list[object]]:  # noqa: ANN401 - of _DI
     """
     numpy: Any = sys.modules.get("numpy")
     is_array = numpy is not None and isinstance(thing, numpy.ndarray)
-    if not is_array or (thing.dtype.hasobject and thing.dtype.names):
+    if not is_array:
         return pickle.dumps(thing), []
-    array = thing.view(numpy.ndarray)
+    array = numpy.ndarray.view(thing, numpy.ndarray)
     form = array.shape, array.strides, str(array.dtype), array.flags.writeable
-    if array.dtype.hasobject or _is_fixed(array) or array.nbytes == 0:
-        return form, list(array.flat) if array.dtype.hasobject else []
-    if array.nbytes > _MOST_BYTES:
+    if _is_fixed(array) or array.nbytes == 0:
+        return form, []
+    if array.nbytes > (_MOST_COPIED if array.dtype.hasobject else _MOST_BYTES):
         raise BufferError
+    if array.dtype.hasobject:  # the bytes are those of fields, and the objects' addresses
+        return (*form, crc32(array.tobytes())), _objects_in(array)
     pieces = numpy.nditer(
         array, ["external_loop", "buffered"], [["readonly", "contig"]], buffersize=_PIECE
     )
     sum_ = functools.reduce(lambda found, piece: crc32(piece.view("u1"), found), pieces, 0)
     return (*form, sum_), []
+
+
+def _objects_in(array: Any) -> list[object]:  # noqa: ANN401 - of numpy
+    names = array.dtype.names
+    if names is None:
+        return list(array.flat) if array.dtype.hasobject else []
+    return [each for name in names for each in _objects_in(array[name])]
 
 
 def _is_fixed(array: Any) -> bool:  # noqa: ANN401 - of numpy

@@ -19,6 +19,7 @@ import tracemalloc
 import types
 import warnings
 import weakref
+from array import array as typed_array
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -326,6 +327,122 @@ def test_outside_when_an_object_says_that_it_is_of_another_class_then_it_is_not_
             raise AssertionError("evaluated")
 
     assert not Surroundings(([Lazy()],)).have_changed()
+
+
+class OwnFile(io.RawIOBase):
+    """A file of the user's that notes each question."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def _note(self, name: str) -> bool:
+        self.asked.append(name)
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        return not self._note("__eq__")
+
+    def __hash__(self) -> int:
+        return self._note("__hash__")
+
+    @property
+    def closed(self) -> bool:
+        return not self._note("closed")
+
+    def readable(self) -> bool:
+        return self._note("readable")
+
+    def writable(self) -> bool:
+        return self._note("writable")
+
+    def tell(self) -> int:
+        return self._note("tell")
+
+    def write(self, data: Any) -> int:
+        self._note("write")
+        return len(data)
+
+
+@pytest.mark.parametrize("around", ["nothing", "a buffer", "a text"])
+def test_outside_when_a_file_is_of_a_users_class_then_it_is_not_asked_and_may_have_changed(
+    around: str,
+) -> None:
+    own = OwnFile()
+    held: Any = own
+    if around != "nothing":
+        held = io.BufferedWriter(own)
+    if around == "a text":
+        held = io.TextIOWrapper(held)
+        held.write("not flushed yet")
+    del own.asked[:]
+    assert Surroundings((held,)).have_changed()
+    assert own.asked == []
+
+
+class OwnMap(mmap.mmap):
+    def tell(self) -> int:
+        raise AssertionError("asked")
+
+    size = tell
+
+
+class OwnNumbers(typed_array):
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        raise AssertionError("asked")
+
+    @property
+    def itemsize(self) -> int:
+        raise AssertionError("asked")
+
+
+class Point(ctypes.Structure):
+    """Has no dictionary before it is asked for one."""
+
+    _fields_ = (("x", ctypes.c_int),)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        raise AssertionError("asked")
+
+
+class Unpicklable:
+    def __reduce__(self) -> str:
+        raise AssertionError("asked")
+
+
+def records() -> Any:
+    kinds = [("number", int), ("inner", [("item", object, (2,))])]
+    return np.array([(1, ([Unpicklable(), [0]],))], kinds)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: OwnMap(-1, 8), lambda: OwnNumbers("d", [1.0]), Point, records]
+)
+def test_outside_when_an_object_of_a_users_class_is_read_then_it_is_not_asked(make: Any) -> None:
+    assert not Surroundings((make(),)).have_changed()
+
+
+@pytest.mark.parametrize("kind", ["number", "item"])
+def test_outside_when_a_record_with_objects_changes_then_it_is_seen(kind: str) -> None:
+    held = records()
+    around = Surroundings((held,))
+    if kind == "number":
+        held["number"] += 1
+    else:
+        held["inner"]["item"][0, 1].append(1)
+    assert around.have_changed()
+
+
+@pytest.mark.parametrize(("one", "other"), [(0.0, -0.0), (0j, complex(0, -0.0)), (-1, -2)])
+@pytest.mark.parametrize("count", [1, 6000])
+def test_outside_when_a_number_gets_other_bits_then_it_is_seen(
+    one: complex, other: complex, count: int
+) -> None:
+    held = [one] * count
+    around = Surroundings((held,))
+    held[0] = other
+    assert around.have_changed()
 
 
 def test_outside_when_an_array_is_too_large_to_read_then_it_may_have_changed(
