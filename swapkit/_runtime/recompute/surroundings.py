@@ -246,7 +246,7 @@ def _sum(thing: Any) -> object:  # noqa: ANN401 - it has a buffer
     So no other thread finds the buffer in use, and fails to change its size.
 
     Raises:
-        BufferError: it is too large to be copied twice.
+        BufferError: it is too large to be copied twice, or cannot be read.
     """
     copy: Callable[[Any], bytes | bytearray] = _copy_view
     kind = type(thing)
@@ -264,7 +264,7 @@ def _sum(thing: Any) -> object:  # noqa: ANN401 - it has a buffer
             return nbytes  # nothing can write to it
     else:
         nbytes = ctypes.sizeof(thing)
-    if nbytes > _MOST_COPIED:
+    if nbytes > _MOST_COPIED or (kind is memoryview and not _has_bytes(thing.obj)):
         raise BufferError
     return crc32(copy(thing))
 
@@ -288,15 +288,21 @@ def _map(thing: mmap.mmap) -> object:
             is_fixed, nbytes = view.readonly, view.nbytes
         if is_fixed:
             return mmap.mmap.tell(thing)
-        if nbytes > _MOST_COPIED or not _has_bytes(thing, nbytes):
+        if nbytes > _MOST_COPIED or not _has_bytes(thing):
             return object()
         return mmap.mmap.tell(thing), crc32(mmap.mmap.__getitem__(thing, slice(None)))
     return None
 
 
-def _has_bytes(thing: mmap.mmap, nbytes: int) -> bool:
+def _has_bytes(owner: Any) -> bool:  # noqa: ANN401 - of a buffer
+    """Return whether a buffer is no part of a map that may be longer than its file."""
+    if not issubclass(type(owner), mmap.mmap):
+        return True
+    with memoryview(owner) as view:
+        # Only its text has the offset: `length=8, pos=0, offset=0>`.
+        end = view.nbytes + int(mmap.mmap.__repr__(owner).rpartition("=")[2][:-1])
     try:
-        return mmap.mmap.size(thing) >= nbytes
+        return mmap.mmap.size(owner) >= end
     except OSError:  # it has no file
         return True
     except ValueError:  # it does not know its file
@@ -356,7 +362,7 @@ def _digest(thing: Any) -> tuple[object, list[object]]:  # noqa: ANN401 - of _DI
     Large arrays are neither copied nor pickled.
 
     Raises:
-        BufferError: an array is too large to be read twice.
+        BufferError: an array is too large to be read twice, or cannot be read.
     """
     numpy: Any = sys.modules.get("numpy")
     is_array = numpy is not None and isinstance(thing, numpy.ndarray)
@@ -366,7 +372,8 @@ def _digest(thing: Any) -> tuple[object, list[object]]:  # noqa: ANN401 - of _DI
     form = array.shape, array.strides, str(array.dtype), array.flags.writeable
     if _is_fixed(array) or array.nbytes == 0:
         return form, []
-    if array.nbytes > (_MOST_COPIED if array.dtype.hasobject else _MOST_BYTES):
+    most_bytes = _MOST_COPIED if array.dtype.hasobject else _MOST_BYTES
+    if array.nbytes > most_bytes or not _has_bytes(_owner(array)):
         raise BufferError
     if array.dtype.hasobject:  # the bytes are those of fields, and the objects' addresses
         return (*form, crc32(array.tobytes())), _objects_in(array)
@@ -382,6 +389,14 @@ def _objects_in(array: Any) -> list[object]:  # noqa: ANN401 - of numpy
     if names is None:
         return list(array.flat) if array.dtype.hasobject else []
     return [each for name in names for each in _objects_in(array[name])]
+
+
+def _owner(array: Any) -> object:  # noqa: ANN401 - of numpy
+    """Return what owns the bytes of an array; None: itself, or another array."""
+    base = array.base
+    while issubclass(type(base), type(array)):
+        base = base.base
+    return base.obj if type(base) is memoryview else base
 
 
 def _is_fixed(array: Any) -> bool:  # noqa: ANN401 - of numpy

@@ -291,14 +291,24 @@ def test_outside_when_a_large_array_is_read_then_it_is_not_copied(
     assert peak_bytes < 20 << 20
 
 
-def test_outside_when_a_map_may_be_written_to_then_it_is_not_read_and_may_have_changed(
-    tmp_path: Path,
+@pytest.mark.parametrize("offset", [0, mmap.ALLOCATIONGRANULARITY])
+@pytest.mark.parametrize("kind", ["map", "view", "array", "part", "memmap"])
+def test_outside_when_the_file_of_a_map_is_truncated_then_it_is_not_read_and_may_have_changed(
+    kind: str, offset: int, tmp_path: Path
 ) -> None:
-    path = tmp_path / "table"
-    path.write_bytes(bytes(1 << 20))
-    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as held:
-        os.truncate(path, 0)  # to read the map would end the process
-        assert Surroundings((held,)).have_changed()
+    path, nbytes = tmp_path / "table", mmap.ALLOCATIONGRANULARITY
+    path.write_bytes(bytes(offset + nbytes))
+    with path.open("r+b") as file:
+        held: Any = mmap.mmap(file.fileno(), nbytes, offset=offset)
+    if kind == "view":
+        held = memoryview(held)
+    elif kind in ("array", "part"):
+        held = np.frombuffer(held, np.uint8)[3 if kind == "part" else 0 :]
+    elif kind == "memmap":
+        held = np.memmap(path, np.uint8, "r+", offset, nbytes)
+    assert not Surroundings((held,)).have_changed()
+    os.truncate(path, offset)  # to read the map would end the process
+    assert Surroundings((held,)).have_changed()
 
 
 def test_outside_when_another_thread_extends_a_buffer_then_it_never_finds_it_in_use() -> None:
