@@ -127,9 +127,11 @@ PyObject *mover_make(PyTypeObject *, PyObject *args, PyObject *keywords) {
         return nullptr;
     }
     unsigned long long sched, has_disk;
-    Ref<Mover> mover = allocate<Mover>();
-    if (!mover || !read_number(scheduler, "address", &sched) ||
-        !read_number(scheduler, "has_disk", &has_disk)) {
+    bool is_read =
+        read_number(scheduler, "address", &sched) && read_number(scheduler, "has_disk", &has_disk);
+    // Made when Python has run: nobody finds it before it is whole.
+    Ref<Mover> mover = is_read ? allocate<Mover>() : Ref<Mover>();
+    if (!mover) {
         return nullptr;
     }
     mover->policy = Py_NewRef(policy);
@@ -141,7 +143,6 @@ PyObject *mover_make(PyTypeObject *, PyObject *args, PyObject *keywords) {
     mover->device_index = static_cast<c10::DeviceIndex>(device_index);
     mover->has_disk = static_cast<char>(has_disk);
     mover->watermark_bytes = mover->ahead_bytes = no_limit;
-    mover->most_copying = 0;
     mover->books = new Books;
     mover_join(mover.get());
     return as_object(mover.release());

@@ -138,7 +138,6 @@ template <> struct Argument<Unread> {
     static bool read(PyObject *, Unread *) { return true; }
 };
 
-inline PyObject *give(PyObject *object) { return object; }
 inline PyObject *give(bool is_done) { return is_done ? Py_NewRef(Py_None) : nullptr; }
 inline PyObject *give(int truth) { return truth < 0 ? nullptr : PyBool_FromLong(truth); }
 template <std::unsigned_integral Number> PyObject *give(Number number) {
@@ -276,18 +275,20 @@ struct Slot {
     static int visit(void *, visitproc, void *) { return 0; }
 };
 
-// An object is made by a function that fills a new one: false: an exception is set. A function with
-// keywords is a `tp_new`. Without either, only C++ makes objects.
+// An object is made by a function that fills a new one: false: an exception is set. Reading the
+// arguments may run Python, to which the collector would show a new object: there is none yet. A
+// function with keywords is a `tp_new`. Without either, only C++ makes objects.
 template <auto function> struct MadeBy : Slot {
-    template <class Body, class... Args>
-    static Ref<> fill(const char *name, PyObject *args, bool (*)(Body *, Args...)) {
+    template <class Body, class... Args> static Ref<Body> fill(Args... args) {
         Ref<Body> made = allocate<Body>();
-        bool is_done = made && Ref<>::steal(call_with<function, Args...>(name, args, made.get()));
-        return Ref<>::steal(is_done ? as_object(made.release()) : nullptr);
+        return made && function(made.get(), args...) ? std::move(made) : Ref<Body>();
+    }
+    template <class Body, class... Args>
+    static PyObject *read(const char *name, PyObject *args, bool (*)(Body *, Args...)) {
+        return call_with<fill<Body, Args...>, Args...>(name, args);
     }
     static PyObject *filled(PyObject *type, PyObject *args) {
-        return fill(_PyType_Name(reinterpret_cast<PyTypeObject *>(type)), args, +function)
-            .release();
+        return read(_PyType_Name(reinterpret_cast<PyTypeObject *>(type)), args, +function);
     }
     static PyObject *make(PyTypeObject *type, PyObject *args, PyObject *) {
         return shielded<filled>(as_object(type), args);

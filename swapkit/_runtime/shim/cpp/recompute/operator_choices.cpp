@@ -160,9 +160,9 @@ Ref<> choices_seen(const Choices *choices) {
     return counts;
 }
 
-const Type choices_type(Life<Choices, MadeBy<choices_make>, Freed<choices_free>>(), "Choices",
-                        "The users' choices for the operators of a module.",
-                        method<"seen", choices_seen>());
+Type choices_type(Life<Choices, MadeBy<choices_make>, Freed<choices_free>>(), "Choices",
+                  "The users' choices for the operators of a module.",
+                  method<"seen", choices_seen>());
 
 // ---- where a table holds ------------------------------------------------------------------------
 
@@ -304,7 +304,7 @@ int choosing_runs(const Choosing *choosing) {
     return PyErr_Occurred() != nullptr ? -1 : int{tag == wanted};
 }
 
-const Type choosing_type(
+Type choosing_type(
     Life<Choosing, MadeBy<choosing_make>, Freed<choosing_free>,
          Owned<&Choosing::choices, &Choosing::tracker>>(),
     "Choosing", "A context manager that applies choices for operators on its thread.",

@@ -380,12 +380,12 @@ void region_free(Region *region) {
 using RegionLife = Life<Region, MadeBy<region_make>, Freed<region_free>, Visited<&Region::kept>,
                         Cleared<&Region::around, &Region::others>>;
 
-const Type region_type(RegionLife(), "Region", "One run of a captured region, and its hooks.",
-                       method<"pack", region_pack>(), method<"unpack", region_unpack>(),
-                       method<"begin", region_begin>(), method<"end", region_end>(),
-                       field("is_inert", &Region::is_inert),
-                       field("skips_backward", &Region::skips_backward),
-                       field("is_open", &Region::is_open), field("holds", &Region::holds));
+Type region_type(RegionLife(), "Region", "One run of a captured region, and its hooks.",
+                 method<"pack", region_pack>(), method<"unpack", region_unpack>(),
+                 method<"begin", region_begin>(), method<"end", region_end>(),
+                 field("is_inert", &Region::is_inert),
+                 field("skips_backward", &Region::skips_backward),
+                 field("is_open", &Region::is_open), field("holds", &Region::holds));
 
 } // namespace
 

@@ -49,10 +49,10 @@ PyObject *hidden_enter(Hidden *hidden) {
     return Py_NewRef(as_object(hidden));
 }
 
-const Type hidden_type(Life<Hidden, MadeBy<[](Hidden *) { return true; }>, Freed<leave>>(),
-                       "Hidden", "A context manager that hides operators from all observers.",
-                       method<"__enter__", hidden_enter>(),
-                       method<"__exit__", [](Hidden *hidden, Unread) { return leave(hidden); }>());
+Type hidden_type(Life<Hidden, MadeBy<[](Hidden *) { return true; }>, Freed<leave>>(), "Hidden",
+                 "A context manager that hides operators from all observers.",
+                 method<"__enter__", hidden_enter>(),
+                 method<"__exit__", [](Hidden *hidden, Unread) { return leave(hidden); }>());
 
 } // namespace
 

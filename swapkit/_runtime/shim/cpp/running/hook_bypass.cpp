@@ -93,10 +93,9 @@ const Functions bypass_functions{
     module_function<"interrupt_bypasses", [] { period++; }>(),
     module_function<"is_bypassing", [] { return int{is_bypassing()}; }>()};
 
-const Type
-    bypass_type(Life<Bypass, Freed<[](Bypass *bypass) { std::destroy_at(&bypass->state); }>>(),
-                "Bypass", "A bypass of torch's hooks on one thread.",
-                method<"end", [](Bypass *bypass) { bypass->state->period = 0; }>());
+Type bypass_type(Life<Bypass, Freed<[](Bypass *bypass) { std::destroy_at(&bypass->state); }>>(),
+                 "Bypass", "A bypass of torch's hooks on one thread.",
+                 method<"end", [](Bypass *bypass) { bypass->state->period = 0; }>());
 
 Type first_table_type(
     &PyODict_Type, &table_number<false>, "FirstTable",

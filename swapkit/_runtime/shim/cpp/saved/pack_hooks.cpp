@@ -378,11 +378,7 @@ void use_here(const Mover *mover, const Group *group) {
     }
 }
 
-void packer_end(Packer *packer) {
-    if (packer->stands_by != 0) {
-        stand_by(packer, false);
-    }
-}
+void packer_end(Packer *packer) { stand_by(packer, false); }
 
 bool packer_stand_by(Packer *packer, bool is_on) {
     Locked lock(packer->mover);
@@ -466,15 +462,16 @@ Packer *innermost_packer() {
 }
 
 Ref<Packer> packer_new(Mover *mover, PyObject *placement) {
-    Ref<Packer> packer = allocate<Packer>();
-    if (!packer) {
-        return {};
+    Terms terms = {};
+    Ref<> awaited = Ref<>::steal(terms_read(placement, &terms) ? PyList_New(0) : nullptr);
+    auto owned = Ref<>::steal(terms.placement);
+    Ref<Packer> packer = awaited ? allocate<Packer>() : Ref<Packer>();
+    if (packer) { // made when Python has run: nobody finds it before it is whole
+        packer->mover = Ref<Mover>::share(mover).release();
+        packer->terms = terms;
+        packer->awaited = awaited.release();
+        (void)owned.release();
     }
-    packer->awaited = PyList_New(0);
-    if (packer->awaited == nullptr || !terms_read(placement, &packer->terms)) {
-        return {};
-    }
-    packer->mover = Ref<Mover>::share(mover).release();
     return packer;
 }
 

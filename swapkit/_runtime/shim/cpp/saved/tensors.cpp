@@ -240,7 +240,9 @@ static PyObject *storage_description(PyObject *tensor) {
     if (!impl_of(tensor, &impl)) {
         return nullptr;
     }
-    Description *description = description_of(impl->unsafe_storage().unsafeGetStorageImpl());
+    Description *description = impl->has_storage()
+                                   ? description_of(impl->unsafe_storage().unsafeGetStorageImpl())
+                                   : nullptr;
     if (description == nullptr) {
         Py_RETURN_NONE;
     }
