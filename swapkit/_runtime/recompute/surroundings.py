@@ -148,8 +148,9 @@ class _Reach:
         if len(inside) <= _MOST_ITEMS:
             return (state, len(inside)), inside
         held = hash(tuple(each if type(each) in _VALUES else id(each) for each in inside))
-        numbers = crc32(_bits([each for each in inside if type(each) in _NUMBERS]))
-        return (state, held, numbers), []
+        # The hash of a text is that of its bytes.
+        rest = [each if type(each) in _NUMBERS else type(each) is bytes for each in inside]
+        return (state, held, crc32(_bits(rest))), []
 
     def _look_at(self, thing: Any, kind: type) -> tuple[object, list[object]]:  # noqa: ANN401
         for kinds, state_of, held_by in _STATES:
@@ -264,7 +265,7 @@ def _sum(thing: Any) -> object:  # noqa: ANN401 - it has a buffer
             return nbytes  # nothing can write to it
     else:
         nbytes = ctypes.sizeof(thing)
-    if nbytes > _MOST_COPIED or (kind is memoryview and not _has_bytes(thing.obj)):
+    if nbytes > _MOST_COPIED or not _has_bytes(thing):
         raise BufferError
     return crc32(copy(thing))
 
@@ -288,16 +289,25 @@ def _map(thing: mmap.mmap) -> object:
             is_fixed, nbytes = view.readonly, view.nbytes
         if is_fixed:
             return mmap.mmap.tell(thing)
-        if nbytes > _MOST_COPIED or not _has_bytes(thing):
+        if nbytes > _MOST_COPIED or not _is_whole(thing):
             return object()
         return mmap.mmap.tell(thing), crc32(mmap.mmap.__getitem__(thing, slice(None)))
     return None
 
 
-def _has_bytes(owner: Any) -> bool:  # noqa: ANN401 - of a buffer
+def _has_bytes(thing: Any) -> bool:  # noqa: ANN401 - of a buffer
     """Return whether a buffer is no part of a map that may be longer than its file."""
-    if not issubclass(type(owner), mmap.mmap):
-        return True
+    owners, seen = [thing], {id(thing)}
+    for owner in owners:  # which grows; some own themselves
+        if issubclass(type(owner), mmap.mmap) and not _is_whole(owner):
+            return False
+        new = [each for each in _owners(owner, type(owner)) if id(each) not in seen]
+        seen.update(map(id, new))
+        owners += new
+    return True
+
+
+def _is_whole(owner: mmap.mmap) -> bool:
     with memoryview(owner) as view:
         # Only its text has the offset: `length=8, pos=0, offset=0>`.
         end = view.nbytes + int(mmap.mmap.__repr__(owner).rpartition("=")[2][:-1])
@@ -307,6 +317,17 @@ def _has_bytes(owner: Any) -> bool:  # noqa: ANN401 - of a buffer
         return True
     except ValueError:  # it does not know its file
         return False
+
+
+def _owners(thing: Any, kind: type) -> Sequence[object]:  # noqa: ANN401 - of a buffer
+    """Return what may own the bytes of a buffer; none: itself."""
+    if kind is memoryview:
+        return [thing.obj]
+    if issubclass(kind, CData | dict):  # it keeps what it was made from, perhaps in a dictionary
+        return gc.get_referents(thing)
+    numpys = [each for each in kind.__mro__ if each.__module__.partition(".")[0] == "numpy"]
+    bases = [vars(each)["base"].__get__(thing) for each in numpys if "base" in vars(each)]
+    return bases or (_attributes(thing, kind) if numpys else [])
 
 
 def _file(file: Any) -> object:  # noqa: ANN401 - of io.IOBase
@@ -367,16 +388,18 @@ def _digest(thing: Any) -> tuple[object, list[object]]:  # noqa: ANN401 - of _DI
     numpy: Any = sys.modules.get("numpy")
     is_array = numpy is not None and isinstance(thing, numpy.ndarray)
     if not is_array:
+        if not _has_bytes(thing):  # a record is a part of an array
+            raise BufferError
         return pickle.dumps(thing), []
     array = numpy.ndarray.view(thing, numpy.ndarray)
     form = array.shape, array.strides, str(array.dtype), array.flags.writeable
     if _is_fixed(array) or array.nbytes == 0:
         return form, []
     most_bytes = _MOST_COPIED if array.dtype.hasobject else _MOST_BYTES
-    if array.nbytes > most_bytes or not _has_bytes(_owner(array)):
+    if array.nbytes > most_bytes or not _has_bytes(array):
         raise BufferError
     if array.dtype.hasobject:  # the bytes are those of fields, and the objects' addresses
-        return (*form, crc32(array.tobytes())), _objects_in(array)
+        return (*form, array.dtype.names and crc32(array.tobytes())), _objects_in(array)
     pieces = numpy.nditer(
         array, ["external_loop", "buffered"], [["readonly", "contig"]], buffersize=_PIECE
     )
@@ -391,19 +414,12 @@ def _objects_in(array: Any) -> list[object]:  # noqa: ANN401 - of numpy
     return [each for name in names for each in _objects_in(array[name])]
 
 
-def _owner(array: Any) -> object:  # noqa: ANN401 - of numpy
-    """Return what owns the bytes of an array; None: itself, or another array."""
-    base = array.base
-    while issubclass(type(base), type(array)):
-        base = base.base
-    return base.obj if type(base) is memoryview else base
-
-
 def _is_fixed(array: Any) -> bool:  # noqa: ANN401 - of numpy
     """Return whether nothing in this process can write to an array, through any view."""
-    while not array.flags.writeable:
-        base = array.base
-        if not isinstance(base, type(array)):
+    plain = type(array)  # a base may be of the user's
+    while not plain.flags.__get__(array).writeable:
+        base = plain.base.__get__(array)
+        if not isinstance(base, plain):
             return isinstance(base, bytes | mmap.mmap) and memoryview(base).readonly
         array = base
     return False
