@@ -15,7 +15,6 @@ import random
 import re
 import sys
 import threading
-import tracemalloc
 import types
 import warnings
 import weakref
@@ -270,45 +269,6 @@ def test_outside_when_an_object_is_only_read_then_it_has_not_changed(tmp_path: P
         around = Surroundings((read, held))
         read(held)
         assert not around.have_changed()
-
-
-@pytest.mark.parametrize("kind", ["array", "file", "subclass", "every other"])
-def test_outside_when_a_large_array_is_read_then_it_is_not_copied(
-    kind: str, tmp_path: Path
-) -> None:
-    shape = (64, 1 << 16)  # 32 MiB
-    held: Any = np.zeros(shape)
-    if kind == "file":
-        held = np.memmap(tmp_path / "table", np.float64, "w+", shape=shape)
-    elif kind == "subclass":
-        held = held.view(np.recarray)
-    elif kind == "every other":
-        held = held.reshape(-1)[::2]
-    tracemalloc.start()
-    assert not Surroundings((held,)).have_changed()
-    _, peak_bytes = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak_bytes < 20 << 20
-
-
-@pytest.mark.parametrize("offset", [0, mmap.ALLOCATIONGRANULARITY])
-@pytest.mark.parametrize("kind", ["map", "view", "array", "part", "memmap"])
-def test_outside_when_the_file_of_a_map_is_truncated_then_it_is_not_read_and_may_have_changed(
-    kind: str, offset: int, tmp_path: Path
-) -> None:
-    path, nbytes = tmp_path / "table", mmap.ALLOCATIONGRANULARITY
-    path.write_bytes(bytes(offset + nbytes))
-    with path.open("r+b") as file:
-        held: Any = mmap.mmap(file.fileno(), nbytes, offset=offset)
-    if kind == "view":
-        held = memoryview(held)
-    elif kind in ("array", "part"):
-        held = np.frombuffer(held, np.uint8)[3 if kind == "part" else 0 :]
-    elif kind == "memmap":
-        held = np.memmap(path, np.uint8, "r+", offset, nbytes)
-    assert not Surroundings((held,)).have_changed()
-    os.truncate(path, offset)  # to read the map would end the process
-    assert Surroundings((held,)).have_changed()
 
 
 def test_outside_when_another_thread_extends_a_buffer_then_it_never_finds_it_in_use() -> None:
