@@ -329,5 +329,5 @@ def test_training_when_blocks_are_many_then_chains_are_computed_within_the_limit
     def make() -> Training:
         return make_training(lambda: nn.Sequential(*[Block() for _ in range(12)]))
 
-    log = train_both(make, 0.4, 3, policy="rescue", host_limit=0)
+    log = train_both(make, 0.33, 3, policy="rescue", host_limit=0)
     assert log.session.stats.recomputed_regions > 0

@@ -6,6 +6,7 @@ They detect swapped bytes and changed signs. A checksum needs almost no device m
 from __future__ import annotations
 
 import threading
+from array import array
 from typing import NamedTuple
 
 import torch
@@ -20,9 +21,8 @@ _WORD = 8  # bytes
 # multiple of this width. It is a prime, which no layout uses as a stride.
 _WIDTH = 1021
 _SLOTS = 512  # checksums in one piece of memory
-# Odd numbers with irregular bit patterns.
-_SPREAD, _MIX = -7046029254386353131, -4658895280553007687
-_SHIFT = 29
+# The length of shifts, and odd factors with irregular bit patterns.
+_NUMBERS = array("q", [29, -7046029254386353131, -4658895280553007687])
 
 
 class ChecksumSlot(NamedTuple):
@@ -38,8 +38,9 @@ class _ChecksumTable:
     def __init__(self, device: torch.device) -> None:
         count = 3 * _WIDTH + _WORD
         self.device = device
-        self.sums, self._shifted = _memory(count, device), _memory(count, device)
-        self.weights = _memory(count, device)
+        # Tensors: for a number, each operator would allocate one.
+        self._shift, *self._factors = torch.frombuffer(_NUMBERS, dtype=torch.int64)
+        self.sums, self._shifted, self.weights = (_memory(count, device) for _ in range(3))
         self.weights.copy_(torch.arange(1, count + 1, device=device))
         self.mix(self.weights)
         self.weights.bitwise_or_(1)
@@ -67,10 +68,10 @@ class _ChecksumTable:
         In a plain sum, the sign bits of an even number of words would cancel.
         """
         shifted = self._shifted[: words.numel()]
-        for factor in (_SPREAD, _MIX):
-            torch.bitwise_right_shift(words, _SHIFT, out=shifted)
+        for factor in self._factors:
+            torch.bitwise_right_shift(words, self._shift, out=shifted)
             words.bitwise_xor_(shifted).mul_(factor)
-        torch.bitwise_right_shift(words, _SHIFT, out=shifted)
+        torch.bitwise_right_shift(words, self._shift, out=shifted)
         words.bitwise_xor_(shifted)
 
 
