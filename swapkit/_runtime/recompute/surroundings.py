@@ -334,21 +334,23 @@ def _file(file: Any) -> object:  # noqa: ANN401 - of io.IOBase
     """Return the state of a file: a new one each time if a run may have changed it unseen."""
     if file is sys.stdout or file is sys.stderr:
         return None
-    inner = file
-    while inner is not None:
-        if not _is_of_library(type(inner).__module__):
-            return object()  # its methods are the user's
-        inner = getattr(inner, "buffer", getattr(inner, "raw", None))
+    if _has_users_methods(file):
+        return object()
     if file.closed:
         return None
-    if isinstance(file, io.BytesIO):
-        return crc32(file.getvalue()), file.tell()  # its bytes keep their hash when they change
-    if isinstance(file, io.StringIO):
-        return hash(file.getvalue()), file.tell()
+    if isinstance(file, io.BytesIO | io.StringIO):
+        return crc32(_bits(file.getvalue())), file.tell()  # no hash: bytes keep theirs
     with contextlib.suppress(OSError):  # a pipe has no position, nor has a text that is iterated
         if not (file.readable() and file.writable()):  # such a file can be rewritten in place
             return file.tell()
     return None if file.isatty() else object()
+
+
+def _has_users_methods(file: object) -> bool:
+    """Return whether a file, or one below it, is of a class of the user's."""
+    while file is not None and _is_of_library(type(file).__module__):
+        file = getattr(file, "buffer", getattr(file, "raw", None))
+    return file is not None
 
 
 def _nothing(_: object) -> list[object]:
@@ -386,12 +388,14 @@ def _digest(thing: Any) -> tuple[object, list[object]]:  # noqa: ANN401 - of _DI
         BufferError: an array is too large to be read twice, or cannot be read.
     """
     numpy: Any = sys.modules.get("numpy")
-    is_array = numpy is not None and isinstance(thing, numpy.ndarray)
-    if not is_array:
-        if not _has_bytes(thing):  # a record is a part of an array
-            raise BufferError
-        return pickle.dumps(thing), []
-    array = numpy.ndarray.view(thing, numpy.ndarray)
+    if numpy is not None and isinstance(thing, numpy.ndarray):
+        return _digest_array(numpy, numpy.ndarray.view(thing, numpy.ndarray))
+    if not _has_bytes(thing):  # a record is a part of an array
+        raise BufferError
+    return pickle.dumps(thing), []
+
+
+def _digest_array(numpy: Any, array: Any) -> tuple[object, list[object]]:  # noqa: ANN401
     form = array.shape, array.strides, str(array.dtype), array.flags.writeable
     if _is_fixed(array) or array.nbytes == 0:
         return form, []
