@@ -14,7 +14,6 @@ import collections
 import collections.abc
 import contextlib
 import contextvars
-import ctypes
 import functools
 import gc
 import io
@@ -264,7 +263,7 @@ def _sum(thing: Any) -> object:  # noqa: ANN401 - it has a buffer
         if thing.readonly and issubclass(type(thing.obj), bytes | mmap.mmap):
             return nbytes  # nothing can write to it
     else:
-        nbytes = ctypes.sizeof(thing)
+        nbytes = memoryview(thing).nbytes
     if nbytes > _MOST_COPIED or not _has_bytes(thing):
         raise BufferError
     return crc32(copy(thing))
