@@ -125,13 +125,14 @@ def make_closure() -> Training:
 
 
 @pytest.mark.promise("C6")
+# `spans_passes`: no plan fits that moves nothing from one pass to the next.
 @pytest.mark.parametrize(
     ("make", "share", "spans_passes"),
     [
         pytest.param(make_proximal_policy, 0.9, True, id="three losses at 90 %"),
         pytest.param(make_proximal_policy, 0.75, True, id="three losses at 75 %"),
         pytest.param(make_gradient_penalty, 0.9, False, id="gradient penalty at 90 %"),
-        pytest.param(make_gradient_penalty, 0.75, False, id="gradient penalty at 75 %"),
+        pytest.param(make_gradient_penalty, 0.7, True, id="gradient penalty at 70 %"),
         pytest.param(make_gradient_penalty, 0.55, True, id="gradient penalty at 55 %"),
         pytest.param(make_closure, 0.9, False, id="closures at 90 %"),
         pytest.param(make_closure, 0.65, False, id="closures at 65 %"),

@@ -30,7 +30,7 @@ _Place: TypeAlias = "tuple[str, str]"  # file, function
 _Stack: TypeAlias = "list[tuple[CodeType, dict[str, object]]]"  # with globals; innermost first
 
 _LIBRARY = Path(sysconfig.get_path("stdlib"))
-# Of the processes that compile for Inductor: its threads wait until the program ends.
+# Of Inductor's processes that compile; its threads stay until the program ends. An absolute path.
 _COMPILERS = f"{Path(torch.__file__).parent}/_inductor/compile_worker"
 # Functions in which a Python thread waits for another thread, another process or a peer.
 _WAITS = frozenset(

@@ -40,11 +40,6 @@ def usual() -> Path:
 
 
 @pytest.fixture
-def cache(user_cache: Path) -> Path:
-    return user_cache
-
-
-@pytest.fixture
 def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Path]]:
     """Sources in place of the shim's, by their texts."""
 
@@ -122,7 +117,7 @@ def test_compile_when_sources_need_atens_headers_then_two_units_at_the_same_time
 
 
 def test_compile_when_done_then_one_library_of_all_units_and_a_line_that_says_so(
-    cache: Path, sources: Callable[..., list[Path]], caplog: pytest.LogCaptureFixture
+    user_cache: Path, sources: Callable[..., list[Path]], caplog: pytest.LogCaptureFixture
 ) -> None:
     sources('extern "C" int one() { return 1; }', 'extern "C" int two() { return 2; }')
     built = shim_build.build_shim()
@@ -130,21 +125,21 @@ def test_compile_when_done_then_one_library_of_all_units_and_a_line_that_says_so
     assert b"one" in content
     assert b"two" in content
     assert built.seconds is not None
-    assert built.library == cache / shim_build.shim_name()
-    assert {path.name for path in cache.iterdir()} == {shim_build.LOCK, built.library.name}
-    assert {stat.S_IMODE(path.stat().st_mode) for path in cache.iterdir()} == {0o600}
+    assert built.library == user_cache / shim_build.shim_name()
+    assert {path.name for path in user_cache.iterdir()} == {shim_build.LOCK, built.library.name}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in user_cache.iterdir()} == {0o600}
     assert caplog.messages == [
         f"swapkit: compiling its allocator for torch {torch.__version__}, once: 20 to 90 s"
     ]
 
 
 def test_compile_when_there_is_no_compiler_then_the_error_says_how_to_get_one(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
+    user_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", "/nonexistent/c++ -pipe")
     with pytest.raises(NativeBuildError, match=r"'/nonexistent/c\+\+' was not found.*g\+\+.*CXX"):
         shim.load_shim()
-    assert [path.name for path in cache.iterdir()] == [shim_build.LOCK]
+    assert [path.name for path in user_cache.iterdir()] == [shim_build.LOCK]
 
 
 @pytest.mark.parametrize("command", [" ", "'", "g++ 'a"])
@@ -166,7 +161,7 @@ def test_compile_when_cxx_is_a_relative_path_then_found_from_any_folder(
 
 
 def test_compile_when_units_fail_then_the_error_has_each_command_and_its_output(
-    cache: Path, sources: Callable[..., list[Path]], monkeypatch: pytest.MonkeyPatch
+    user_cache: Path, sources: Callable[..., list[Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", "")  # as if it were not set
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {0, 1})
@@ -178,31 +173,31 @@ def test_compile_when_units_fail_then_the_error_has_each_command_and_its_output(
     assert text.count("$ c++ -std=c++20") == 2
     assert "the heavy one" in text
     assert "the light one" in text
-    assert [path.name for path in cache.iterdir()] == [shim_build.LOCK]
+    assert [path.name for path in user_cache.iterdir()] == [shim_build.LOCK]
 
 
 # ---- once ----------------------------------------------------------------------------------------
 
 
 def test_build_when_it_is_in_the_cache_then_not_compiled_unless_forced(
-    cache: Path, compiled: list[str], sources: Callable[..., list[Path]]
+    user_cache: Path, compiled: list[str], sources: Callable[..., list[Path]]
 ) -> None:
     sources(EMPTY)
     assert shim_build.build_shim().seconds is not None
-    assert shim_build.build_shim() == (cache / shim_build.shim_name(), None)
+    assert shim_build.build_shim() == (user_cache / shim_build.shim_name(), None)
     assert shim_build.build_shim(force=True).seconds is not None
     assert len(compiled) == 2
 
 
 def test_build_when_another_process_compiles_then_its_library_is_awaited(
-    cache: Path,
+    user_cache: Path,
     compiled: list[str],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    cache.mkdir()
-    library = cache / shim_build.shim_name()
-    with (cache / shim_build.LOCK).open("w") as other_process:
+    user_cache.mkdir()
+    library = user_cache / shim_build.shim_name()
+    with (user_cache / shim_build.LOCK).open("w") as other_process:
         fcntl.flock(other_process, fcntl.LOCK_EX)
 
         def end_other(_seconds: float) -> None:
@@ -216,7 +211,7 @@ def test_build_when_another_process_compiles_then_its_library_is_awaited(
 
 
 def test_build_when_all_ranks_of_a_machine_need_it_at_once_then_one_of_them_compiles(
-    cache: Path,
+    user_cache: Path,
     tmp_path: Path,
     sources: Callable[..., list[Path]],
     monkeypatch: pytest.MonkeyPatch,
@@ -244,7 +239,7 @@ def test_build_when_all_ranks_of_a_machine_need_it_at_once_then_one_of_them_comp
     os.close(held)
     assert [os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]) for rank in ranks] == [0] * 4
     assert len(calls.read_text().splitlines()) == 2  # to compile the only source, and to link
-    assert (cache / shim_build.shim_name()).exists()
+    assert (user_cache / shim_build.shim_name()).exists()
 
 
 def test_build_when_nothing_can_be_kept_then_refused_and_loading_compiles_without_a_trace(
@@ -273,9 +268,11 @@ def test_build_when_nothing_can_be_kept_then_refused_and_loading_compiles_withou
 # ---- loading -------------------------------------------------------------------------------------
 
 
-def test_load_when_it_is_in_the_cache_then_no_compiler_is_needed(usual: Path, cache: Path) -> None:
-    cache.mkdir()
-    shutil.copy(usual, cache)
+def test_load_when_it_is_in_the_cache_then_no_compiler_is_needed(
+    usual: Path, user_cache: Path
+) -> None:
+    user_cache.mkdir()
+    shutil.copy(usual, user_cache)
     # A process of its own: each loaded library holds 32 locks over a fork, and the thread sanitiser
     # bears 63.
     run_python(
@@ -291,10 +288,10 @@ def test_load_when_it_is_in_the_cache_then_no_compiler_is_needed(usual: Path, ca
 
 
 def test_load_when_another_user_could_have_planted_it_then_compiled_anew(
-    cache: Path, compiled: list[str], monkeypatch: pytest.MonkeyPatch
+    user_cache: Path, compiled: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache.mkdir(mode=0o700)
-    planted = cache / shim_build.shim_name()
+    user_cache.mkdir(mode=0o700)
+    planted = user_cache / shim_build.shim_name()
     planted.write_text("planted")
     planted.chmod(0o722)
     loaded: list[str] = []
@@ -308,9 +305,11 @@ def test_load_when_another_user_could_have_planted_it_then_compiled_anew(
         shim.Shim(planted)
 
 
-def test_load_when_the_cached_file_is_broken_then_the_error_says_what_to_do(cache: Path) -> None:
-    cache.mkdir()
-    (cache / shim_build.shim_name()).write_bytes(b"not a library")
+def test_load_when_the_cached_file_is_broken_then_the_error_says_what_to_do(
+    user_cache: Path,
+) -> None:
+    user_cache.mkdir()
+    (user_cache / shim_build.shim_name()).write_bytes(b"not a library")
     with pytest.raises(NativeBuildError, match=r"(?s)shim could not be loaded: .*build --force"):
         shim.load_shim()
 
@@ -320,7 +319,7 @@ def test_load_when_the_cached_file_is_broken_then_the_error_says_what_to_do(cach
 
 @pytest.mark.usefixtures("compiled")
 def test_command_when_run_then_prints_where_and_whether_it_compiled(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    user_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(shim, "Shim", lambda _library: None)
     for options, how in (
@@ -330,12 +329,12 @@ def test_command_when_run_then_prints_where_and_whether_it_compiled(
     ):
         assert command_line.main(["build", *options]) == 0
         said = capsys.readouterr().out
-        assert re.match(rf"{re.escape(str(cache / shim_build.shim_name()))}: {how}", said)
+        assert re.match(rf"{re.escape(str(user_cache / shim_build.shim_name()))}: {how}", said)
 
 
 @pytest.mark.parametrize("why", ["it does not compile", "it cannot be loaded"])
 def test_command_when_it_fails_then_status_1_and_the_reason(
-    cache: Path,
+    user_cache: Path,
     sources: Callable[..., list[Path]],
     why: str,
     capsys: pytest.CaptureFixture[str],
@@ -346,4 +345,4 @@ def test_command_when_it_fails_then_status_1_and_the_reason(
     assert said.out == ""
     reason = "nothing works here" if why == "it does not compile" else "could not be loaded"
     assert reason in said.err
-    assert cache.is_dir()
+    assert user_cache.is_dir()
