@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from swapkit._native.lib import NULL, check, ffi, lib
 
@@ -207,8 +207,7 @@ class StepMarks:
     now: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayoutStats:
+class LayoutStats(NamedTuple):
     """Requests since the layout was set.
 
     Hits lie as planned; holes elsewhere in the layout's memory, where no other request needs it;
@@ -299,15 +298,4 @@ class Lives:
         """Return the counts since the layout was set."""
         stats = ffi.new("sk_layout_stats *")
         lib.sk_pool_layout_stats(self._pool.pointer, stats)
-        return LayoutStats(
-            height_bytes=stats.height_bytes,
-            places=stats.places,
-            hits=stats.hits,
-            hit_bytes=stats.hit_bytes,
-            holes=stats.holes,
-            hole_bytes=stats.hole_bytes,
-            misses=stats.misses,
-            missed_bytes=stats.missed_bytes,
-            unplanned=stats.unplanned,
-            unplanned_bytes=stats.unplanned_bytes,
-        )
+        return LayoutStats._make(getattr(stats, name) for name in LayoutStats._fields)

@@ -6,8 +6,7 @@ See `swapkit_sched.h` for the states and the rules. Addresses and owners are pla
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from swapkit._native.backend import ANY_NODE, Handle
 from swapkit._native.lib import NULL, check, ffi, lib
@@ -40,8 +39,7 @@ class State(enum.IntEnum):
 RESIDENT, COPYING_OUT, CLEAN, OUT, COPYING_IN = map(int, State)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerStats:
+class SchedulerStats(NamedTuple):
     """The totals and the current state of a scheduler."""
 
     copied_out_bytes: int
@@ -108,9 +106,7 @@ class Scheduler(Handle):
         """Return the totals and the current state."""
         stats = ffi.new("sk_sched_stats *")
         lib.sk_sched_stats_get(self.pointer, stats)
-        return SchedulerStats(
-            **{name: int(getattr(stats, name)) for name in SchedulerStats.__slots__}
-        )
+        return SchedulerStats._make(getattr(stats, name) for name in SchedulerStats._fields)
 
     def drain(self) -> None:
         """Wait until nothing is queued or in flight."""

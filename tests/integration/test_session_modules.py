@@ -1,4 +1,4 @@
-"""Sessions whose steps go as planned hear of no module inside of the model; others of all."""
+"""Sessions whose steps go as planned, or have room, hear of no module inside the model."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import nn
 
 import swapkit
 from swapkit._runtime.model import global_hooks, hook_bypass
+from swapkit._runtime.session.life import NAMED_STEPS
 from tests.support.sessions import (
     TOKENS,
     Block,
@@ -219,3 +220,33 @@ def test_modules_when_another_session_records_then_it_hears_of_its_own(listener:
         assert session.stage == "stable"
     assert others == [plain.outcome[:2]]
     assert listener.blocks[-1] > 0
+
+
+def test_modules_when_a_session_without_plan_has_room_then_they_are_named_until_memory_is_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hook_bypass, "has_compiled", lambda: False)  # by another test
+    short, steps = 5, 8
+
+    def make_watched() -> Training:
+        return make_training(Watched)
+
+    def lengthen(training: Training, step: int) -> None:
+        training.tokens = 4 * TOKENS if step == short else TOKENS
+
+    usual = train_plainly(make_watched, 1)
+    plain = train_plainly(make_watched, steps, lengthen)
+    training = make_watched()
+    rescues = []
+    with swapkit.budget(
+        usual.budget(AMPLE), training.model, training.optimizer, policy="rescue"
+    ) as session:
+        for step in range(steps):
+            lengthen(training, step)
+            training.step()
+            rescues.append(session.stats.oom_rescues)
+    assert training.outcome() == plain.outcome
+    assert rescues[short - 1] == 0 < rescues[short] == rescues[-1]
+    assert isinstance(training.model, Watched)
+    is_named = ["_enter" in called for called in training.model.called]
+    assert is_named == [step < NAMED_STEPS or step > short for step in range(steps)]

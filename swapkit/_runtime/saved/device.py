@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from bisect import bisect_left
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
@@ -28,8 +29,7 @@ if TYPE_CHECKING:
 # The counters of a session, in one place: statistics, step reports and `explain()` read them.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counters:
+class Counters(NamedTuple):
     """What a session has freed, recomputed and transferred since it began.
 
     Args:
@@ -48,8 +48,7 @@ class Counters:
 
     def __sub__(self, earlier: Counters) -> Counters:
         """Return what was counted since `earlier`."""
-        names = [field.name for field in fields(self)]
-        return Counters(**{name: getattr(self, name) - getattr(earlier, name) for name in names})
+        return Counters._make(map(operator.sub, self, earlier))
 
 
 # ---- limits --------------------------------------------------------------------------------------

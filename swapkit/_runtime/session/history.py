@@ -93,8 +93,8 @@ class StepHistory:
         self.peak_bytes = max(self.peak_bytes, peak_bytes)
         self._step_peak_bytes = max(self._step_peak_bytes, peak_bytes)
 
-    def end_step(self, stage: Stage) -> None:
-        """Store the step that ended. Its peak was noted.
+    def end_step(self, stage: Stage) -> StepRecord:
+        """Store the step that ended, and return it. Its peak was noted.
 
         Args:
             stage: in which the step ran.
@@ -102,19 +102,19 @@ class StepHistory:
         self.steps += 1
         now, counters = time.perf_counter(), self._swapper.counters()
         done = counters - self._counters
-        self._records.append(
-            StepRecord(
-                step=self.steps,
-                stage=stage.value,
-                seconds=now - self._began,
-                peak_bytes=self._step_peak_bytes,
-                rescues=done.rescues,
-                swapped_out_bytes=done.copied_out_bytes,
-                swapped_in_bytes=done.copied_in_bytes,
-                stall_seconds=done.stall_seconds,
-            )
+        record = StepRecord(
+            step=self.steps,
+            stage=stage.value,
+            seconds=now - self._began,
+            peak_bytes=self._step_peak_bytes,
+            rescues=done.rescues,
+            swapped_out_bytes=done.copied_out_bytes,
+            swapped_in_bytes=done.copied_in_bytes,
+            stall_seconds=done.stall_seconds,
         )
+        self._records.append(record)
         self._began, self._counters, self._step_peak_bytes = now, counters, 0
+        return record
 
     def timed_records(self) -> tuple[tuple[StepRecord, ...], float]:
         """Return the latest steps, and when the last one ended (`perf_counter`). Any thread."""

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
 # or leaves a session. Until then the hooks pass tensors through.
 
 _log = get_logger(__name__)
+NAMED_STEPS = 2  # whose memory is named by inner modules, also if there is enough
 
 
 class SessionLife:
@@ -110,6 +111,8 @@ class SessionLife:
         self._began_bytes = installation.pool.in_use_bytes()
         self.threads = ""  # where they run, if they are bound
         self._ranks: RankWatch | None = None  # None: other ranks go on when one fails
+        self._names = object()  # the user of the tracker
+        self._unnamed_after = NAMED_STEPS  # 0: never
 
     # ---- status and steps ------------------------------------------------------------------------
 
@@ -161,8 +164,10 @@ class SessionLife:
             self.installation.pool.note(RingKind.MARK, self.history.steps)
         self.note_peak()
         controller = self.controller
-        self.history.end_step(Stage.STABLE if controller is None else controller.stage)
-        if controller is not None:
+        record = self.history.end_step(Stage.STABLE if controller is None else controller.stage)
+        if controller is None:
+            self._name_modules(is_short=record.rescues > 0)
+        else:
             controller.end_step()
             if controller.note_progress(self.history.steps):
                 log_progress(self.status(), self.limit_bytes)
@@ -174,6 +179,19 @@ class SessionLife:
             self._ranks.end_step()
         if self.on_step is not None:
             self.on_step()
+
+    def _name_modules(self, *, is_short: bool) -> None:
+        """Stop naming inner modules after some steps, until memory is short: then for good.
+
+        Their calls are the largest cost of a session without a plan that frees nothing; one with a
+        plan bypasses them by itself (`steps.ForwardBypass`). Addresses are planned by names, so
+        these change at most twice.
+        """
+        if is_short and self._unnamed_after:
+            self._unnamed_after = 0
+            self.installation.tracker.start(self._names, Need.NAMES)
+        elif self.history.steps == self._unnamed_after:
+            self.installation.tracker.start(self._names, Need.LABELS)
 
     # ---- for the installation: any thread --------------------------------------------------------
 
@@ -276,9 +294,8 @@ class SessionLife:
     def _start_thread(self) -> None:
         installation, undo = self.installation, self._of_thread
         tracker = installation.tracker
-        user = object()
-        undo.add(functools.partial(tracker.stop, user))
-        tracker.start(user, Need.NAMES)
+        undo.add(functools.partial(tracker.stop, self._names))
+        tracker.start(self._names, Need.NAMES)
         undo.add(self.hooks.leave)
         self.hooks.enter()
         model = self._model

@@ -191,7 +191,7 @@ class Learner(LeanTrials):
 
     def _enter_form(self, form: str, length: int) -> None:
         self._length = length
-        self._any = self._lengths.setdefault(form, Lengths())
+        self._any = self._lengths[form] = self._lengths.get(form) or Lengths()
         self._lengths.move_to_end(form)
         while len(self._lengths) > CASES_KEPT:
             self._lengths.popitem(last=False)
