@@ -3,10 +3,6 @@
 
 #include <stdlib.h>
 
-#include "backend/visit.h"
-
-enum { HOST_LOCK_BYTES = 16 * 1024 * 1024 }; /* a copy this long hides the cost of its start */
-
 /* ---- a visit to the runtime ------------------------------------------------------------------ */
 
 /* ACL cannot unset a device, so a thread that had set none keeps this one. */
@@ -29,20 +25,8 @@ static void context_restore(const void *self, void *undo) {
     (void)ascend->runtime->aclrtSetCurrentContext(undo);
 }
 
-static const sk__visitor visitor = {.gone = sk__ascend_gone,
-                                    .gone_result = SK_ACL_UNINITIALIZED,
-                                    .enter = context_set,
-                                    .leave = context_restore};
-
-static void ascend_visit_begin(void *self) { sk__visit_begin_with(self); }
-
-static void ascend_visit_end(void *self) { sk__visit_end_with(&visitor, self); }
-
-sk__acl_error sk__ascend_enter(const sk__ascend *ascend, void **undo) {
-    return sk__visit_enter(&visitor, ascend, undo);
-}
-
-static sk_status error_status(const sk__ascend *ascend, const char *what, sk__acl_error error) {
+static sk_status error_status(const void *self, const char *what, sk__acl_error error) {
+    const sk__ascend *ascend = self;
     switch (error) {
     case SK_ACL_SUCCESS:
         return SK_OK;
@@ -64,27 +48,26 @@ static sk_status error_status(const sk__ascend *ascend, const char *what, sk__ac
     }
 }
 
-sk_status sk__ascend_leave(const sk__ascend *ascend, void *undo, const char *what,
-                           sk__acl_error error) {
-    sk_status status = error_status(ascend, what, error); /* first: it asks for ACL's message */
-    sk__visit_leave(&visitor, ascend, undo);
-    return status;
-}
+const sk__visitor sk__ascend_visitor = {.gone = sk__ascend_gone,
+                                        .gone_result = SK_ACL_UNINITIALIZED,
+                                        .enter = context_set,
+                                        .leave = context_restore,
+                                        .status = error_status,
+                                        .is_sticky = sk__ascend_is_sticky};
 
-sk_status sk__ascend_leave_released(const sk__ascend *ascend, void *undo, const char *what,
-                                    sk__acl_error error) {
-    sk_status status = sk__ascend_leave(ascend, undo, what, error);
-    return error == SK_ACL_UNINITIALIZED || sk__ascend_is_sticky(error) ? SK_OK : status;
-}
+static void ascend_visit_begin(void *self) { sk__visit_begin_with(self); }
+
+static void ascend_visit_end(void *self) { sk__visit_end_with(&sk__ascend_visitor, self); }
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
 /* The device stays set: it belongs to the process, which torch_npu may use, too. */
 static void ascend_free(sk__ascend *ascend) {
     void *undo = NULL;
-    if (ascend->idle != NULL && sk__ascend_enter(ascend, &undo) == SK_ACL_SUCCESS) {
+    if (ascend->idle != NULL &&
+        sk__visit_enter(&sk__ascend_visitor, ascend, &undo) == SK_ACL_SUCCESS) {
         (void)ascend->runtime->aclrtDestroyStream(ascend->idle);
-        sk__visit_leave(&visitor, ascend, undo);
+        sk__visit_undo(&sk__ascend_visitor, ascend, undo);
     }
     free(ascend);
 }
@@ -94,51 +77,6 @@ static void ascend_destroy(void *self) {
     sk__ascend_memory_close(ascend);
     sk__pieces_close(&ascend->pieces);
     ascend_free(ascend);
-}
-
-static const sk_backend_ops ascend_ops = {
-    .struct_size = sizeof(sk_backend_ops),
-    .null_stream_is_host = 0,
-    .name = "ascend",
-    .destroy = ascend_destroy,
-    .memory_info = sk__ascend_memory_info,
-    .memory_alloc = sk__ascend_memory_alloc,
-    .memory_free = sk__ascend_memory_free,
-    .stream_create = sk__ascend_stream_create,
-    .stream_destroy = sk__ascend_stream_destroy,
-    .stream_sync = sk__ascend_stream_sync,
-    .stream_wait = sk__ascend_stream_wait,
-    .event_create = sk__ascend_event_create,
-    .event_destroy = sk__ascend_event_destroy,
-    .event_record = sk__ascend_event_record,
-    .event_query = sk__ascend_event_query,
-    .event_sync = sk__ascend_event_sync,
-    .copy_async = sk__ascend_copy_async,
-    .visit_begin = ascend_visit_begin,
-    .visit_end = ascend_visit_end,
-    .over_read_bytes = SK_ASCEND_OVER_READ_BYTES,
-};
-
-/* The members that depend on the device and the parameters. */
-static sk_backend_ops ops_of(const sk__ascend *ascend) {
-    sk_backend_ops ops = ascend_ops;
-    ops.granule_bytes = ascend->granule_bytes;
-    if (ascend->granule_bytes != 0) {
-        ops.range_reserve = sk__ascend_range_reserve;
-        ops.range_release = sk__ascend_range_release;
-        ops.range_commit = sk__ascend_range_commit;
-        ops.range_decommit = sk__ascend_range_decommit;
-        ops.range_alias = sk__ascend_range_alias;
-    }
-    if (ascend->locks_host) {
-        ops.host_lock_bytes = HOST_LOCK_BYTES;
-        ops.host_lock = sk__ascend_host_lock;
-        ops.host_unlock = sk__ascend_host_unlock;
-    }
-    if (ascend->runtime->aclrtLaunchHostFunc != NULL) {
-        ops.stream_call = sk__ascend_stream_call;
-    }
-    return ops;
 }
 
 sk_status sk_ascend_device_count(int32_t *out) {
@@ -207,17 +145,25 @@ static sk_status ascend_open(const sk_ascend_params *params, sk__ascend *ascend,
         return status;
     }
     void *undo = NULL;
-    sk__acl_error error = sk__ascend_enter(ascend, &undo);
+    sk__acl_error error = sk__visit_enter(&sk__ascend_visitor, ascend, &undo);
     status = error == SK_ACL_SUCCESS ? parts_open(ascend, params) : SK_OK;
     if (status != SK_OK) {
-        sk__visit_leave(&visitor, ascend, undo);
+        sk__visit_undo(&sk__ascend_visitor, ascend, undo);
         return status;
     }
-    status = sk__ascend_leave(ascend, undo, "aclrtSetCurrentContext", error);
+    status = sk__visit_leave(&sk__ascend_visitor, ascend, undo, "aclrtSetCurrentContext", error);
     if (status != SK_OK) {
         return status;
     }
-    sk_backend_ops ops = ops_of(ascend);
+    sk_backend_ops ops = {
+        .struct_size = sizeof(sk_backend_ops),
+        .name = "ascend",
+        .destroy = ascend_destroy,
+        .visit_begin = ascend_visit_begin,
+        .visit_end = ascend_visit_end,
+    };
+    sk__ascend_memory_ops(ascend, &ops);
+    sk__ascend_stream_ops(ascend, &ops);
     return sk_backend_open(&ops, ascend, out);
 }
 

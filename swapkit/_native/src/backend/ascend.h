@@ -11,6 +11,7 @@
 #include "backend/ascend_runtime.h"
 #include "backend/backend.h"
 #include "backend/pieces.h"
+#include "backend/visit.h"
 #include "base/thread.h"
 #include "swapkit_devices.h"
 
@@ -39,55 +40,19 @@ typedef struct sk__ascend {
     sk__ascend_range *ranges SK_GUARDED_BY(lock); /* all reserved ones */
 } sk__ascend;
 
-/* Make the device current on this thread, if it is not; sk__ascend_leave restores the caller's.
- * Calls no runtime that is gone: the error is then SK_ACL_UNINITIALIZED. */
-sk__acl_error sk__ascend_enter(const sk__ascend *ascend, void **undo);
-/* Undo sk__ascend_enter; return `error` of ACL's function `what` as a status with a text. */
-sk_status sk__ascend_leave(const sk__ascend *ascend, void *undo, const char *what,
-                           sk__acl_error error);
-/* The same for releases: an object that went with the process or the device counts as released. */
-sk_status sk__ascend_leave_released(const sk__ascend *ascend, void *undo, const char *what,
-                                    sk__acl_error error);
-/* Return the status of one call of the runtime, as a visit of its own. */
-#define SK_ASCEND_VISIT(ascend, leave, function, arguments)                                        \
-    do {                                                                                           \
-        void *undo_ = NULL;                                                                        \
-        sk__acl_error error_ = sk__ascend_enter((ascend), &undo_);                                 \
-        if (error_ == SK_ACL_SUCCESS) {                                                            \
-            error_ = (ascend)->runtime->function arguments;                                        \
-        }                                                                                          \
-        return leave((ascend), undo_, #function, error_);                                          \
-    } while (0)
+extern const sk__visitor sk__ascend_visitor;
+/* A function's body: one visit with one call of the runtime. See SK__VISIT. */
+#define SK_ASCEND_VISIT(self, leave, function, arguments, then)                                    \
+    SK__VISIT(&sk__ascend_visitor, (self), leave, #function,                                       \
+              ((const sk__ascend *)(self))->runtime->function arguments, then)
 
 /* Memory half: ascend_memory.c. Choose from `params` and the device the pages, whether there is
  * virtual memory, its granules, and whether host memory can be locked. The device is current. */
 sk_status sk__ascend_memory_open(sk__ascend *ascend, const sk_ascend_params *params);
 void sk__ascend_memory_close(sk__ascend *ascend);
-sk_status sk__ascend_memory_info(void *self, sk_memory_info *out);
-sk_status sk__ascend_memory_alloc(void *self, size_t nbytes, void **out);
-sk_status sk__ascend_memory_free(void *self, void *address, size_t nbytes);
-sk_status sk__ascend_range_reserve(void *self, size_t nbytes, void **out);
-sk_status sk__ascend_range_release(void *self, void *address, size_t nbytes);
-sk_status sk__ascend_range_commit(void *self, void *address, size_t nbytes);
-sk_status sk__ascend_range_decommit(void *self, void *address, size_t nbytes);
-sk_status sk__ascend_range_alias(void *self, void *from, void *to, size_t nbytes);
-sk_status sk__ascend_host_lock(void *self, void *address, size_t nbytes);
-sk_status sk__ascend_host_unlock(void *self, void *address, size_t nbytes);
-
-/* Stream half: ascend_stream.c. */
+/* Fill in the operations of the memory half; of the stream half: ascend_stream.c. */
+void sk__ascend_memory_ops(const sk__ascend *ascend, sk_backend_ops *ops);
+void sk__ascend_stream_ops(const sk__ascend *ascend, sk_backend_ops *ops);
 sk__acl_error sk__ascend_stream_make(const sk__ascend *ascend, sk_stream **out);
-sk_status sk__ascend_stream_create(void *self, sk_stream **out);
-sk_status sk__ascend_stream_destroy(void *self, sk_stream *stream);
-sk_status sk__ascend_stream_sync(void *self, sk_stream *stream);
-sk_status sk__ascend_stream_wait(void *self, sk_stream *stream, sk_event *event);
-sk_status sk__ascend_event_create(void *self, sk_event **out);
-sk_status sk__ascend_event_destroy(void *self, sk_event *event);
-sk_status sk__ascend_event_record(void *self, sk_event *event, sk_stream *stream);
-sk_status sk__ascend_event_query(void *self, sk_event *event);
-sk_status sk__ascend_event_sync(void *self, sk_event *event);
-sk_status sk__ascend_copy_async(void *self, void *to, const void *from, size_t nbytes,
-                                sk_copy_kind kind, sk_stream *stream);
-sk_status sk__ascend_stream_call(void *self, sk_stream *stream, void (*call)(void *),
-                                 void *argument);
 
 #endif

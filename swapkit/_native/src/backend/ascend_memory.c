@@ -11,8 +11,6 @@
 
 #include "backend/ascend.h"
 
-enum { GRANULE_BYTES = 2 * 1024 * 1024 }; /* the device's own huge page */
-
 typedef struct granule {
     sk__acl_memory *memory;
     unsigned mappings; /* atomic */
@@ -58,16 +56,7 @@ static sk_status granules_open(sk__ascend *ascend, const sk_ascend_params *param
         return sk__ascend_fail(ascend->runtime, SK_BACKEND_FAILED,
                                "aclrtMemGetAllocationGranularity", error);
     }
-    size_t granule =
-        params->granule_bytes == 0 ? sk__max(GRANULE_BYTES, least) : params->granule_bytes;
-    if (least == 0 || granule % least != 0 || granule > SK_MAX_BYTES) {
-        return sk__fail(SK_INVALID,
-                        "ascend backend: granules of %zu bytes are not supported: the device maps "
-                        "multiples of %zu",
-                        granule, least);
-    }
-    ascend->granule_bytes = granule;
-    return SK_OK;
+    return sk__granule_choose("ascend", params->granule_bytes, least, &ascend->granule_bytes);
 }
 
 /* Whether the device can lock host memory: products and drivers differ, and only trying tells. */
@@ -185,41 +174,23 @@ void sk__ascend_memory_close(sk__ascend *ascend) {
 
 /* ---- whole segments -------------------------------------------------------------------------- */
 
-sk_status sk__ascend_memory_info(void *self, sk_memory_info *out) {
-    const sk__ascend *ascend = self;
+static sk_status memory_info(void *self, sk_memory_info *out) {
     sk_memory_info info = {0};
-    void *undo = NULL;
-    sk__acl_error error = sk__ascend_enter(ascend, &undo);
-    if (error == SK_ACL_SUCCESS) {
-        error = ascend->runtime->aclrtGetMemInfo(SK_ACL_HBM, &info.free_bytes, &info.total_bytes);
-    }
-    sk_status status = sk__ascend_leave(ascend, undo, "aclrtGetMemInfo", error);
-    if (status == SK_OK) {
-        *out = info;
-    }
-    return status;
+    SK_ASCEND_VISIT(self, sk__visit_leave, aclrtGetMemInfo,
+                    (SK_ACL_HBM, &info.free_bytes, &info.total_bytes), *out = info);
 }
 
 /* Without ACL's own padding: the pool keeps what kernels may read inside its blocks. */
-sk_status sk__ascend_memory_alloc(void *self, size_t nbytes, void **out) {
+static sk_status memory_alloc(void *self, size_t nbytes, void **out) {
     const sk__ascend *ascend = self;
     void *address = NULL;
-    void *undo = NULL;
-    sk__acl_error error = sk__ascend_enter(ascend, &undo);
-    if (error == SK_ACL_SUCCESS) {
-        error = ascend->runtime->aclrtMallocAlign32(&address, nbytes, ascend->policy);
-    }
-    sk_status status = sk__ascend_leave(ascend, undo, "aclrtMallocAlign32", error);
-    if (status == SK_OK) {
-        *out = address;
-    }
-    return status;
+    SK_ASCEND_VISIT(ascend, sk__visit_leave, aclrtMallocAlign32, (&address, nbytes, ascend->policy),
+                    *out = address);
 }
 
-sk_status sk__ascend_memory_free(void *self, void *address, size_t nbytes) {
-    const sk__ascend *ascend = self;
+static sk_status memory_free(void *self, void *address, size_t nbytes) {
     (void)nbytes;
-    SK_ASCEND_VISIT(ascend, sk__ascend_leave_released, aclrtFree, (address));
+    SK_ASCEND_VISIT(self, sk__visit_leave_released, aclrtFree, (address), );
 }
 
 /* ---- ranges of addresses --------------------------------------------------------------------- */
@@ -264,7 +235,12 @@ static sk__acl_error addresses_reserve(const sk__ascend *ascend, sk__ascend_rang
     return error;
 }
 
-sk_status sk__ascend_range_reserve(void *self, size_t nbytes, void **out) {
+static sk_status range_visit(const sk__ascend *ascend, sk__ascend_range *range) {
+    SK__VISIT(&sk__ascend_visitor, ascend, sk__visit_leave, "aclrtReserveMemAddress",
+              addresses_reserve(ascend, range), );
+}
+
+static sk_status range_reserve(void *self, size_t nbytes, void **out) {
     sk__ascend *ascend = self;
     sk_assert(nbytes % ascend->granule_bytes == 0);
     size_t count = nbytes / ascend->granule_bytes;
@@ -274,12 +250,7 @@ sk_status sk__ascend_range_reserve(void *self, size_t nbytes, void **out) {
                         count);
     }
     range->nbytes = nbytes;
-    void *undo = NULL;
-    sk__acl_error error = sk__ascend_enter(ascend, &undo);
-    if (error == SK_ACL_SUCCESS) {
-        error = addresses_reserve(ascend, range);
-    }
-    sk_status status = sk__ascend_leave(ascend, undo, "aclrtReserveMemAddress", error);
+    sk_status status = range_visit(ascend, range);
     if (status != SK_OK) {
         free(range);
         return status;
@@ -289,17 +260,16 @@ sk_status sk__ascend_range_reserve(void *self, size_t nbytes, void **out) {
     return SK_OK;
 }
 
-sk_status sk__ascend_range_release(void *self, void *address, size_t nbytes) {
+static sk_status addresses_release(const sk__ascend *ascend, const sk__ascend_range *range) {
+    SK_ASCEND_VISIT(ascend, sk__visit_leave_released, aclrtReleaseMemAddress, (range->reserved), );
+}
+
+static sk_status range_release(void *self, void *address, size_t nbytes) {
     sk__ascend *ascend = self;
     sk__ascend_range *range = range_unlist(ascend, address);
     sk_assert(range != NULL && range->nbytes == nbytes);
     (void)nbytes;
-    void *undo = NULL;
-    sk__acl_error error = sk__ascend_enter(ascend, &undo);
-    if (error == SK_ACL_SUCCESS) {
-        error = ascend->runtime->aclrtReleaseMemAddress(range->reserved);
-    }
-    sk_status status = sk__ascend_leave_released(ascend, undo, "aclrtReleaseMemAddress", error);
+    sk_status status = addresses_release(ascend, range);
     if (status == SK_OK) {
         range_forget(range, ascend->granule_bytes);
     } else {
@@ -472,76 +442,78 @@ static sk__acl_error places_fill(const sk__ascend *ascend, const run *to, const 
 
 static sk_status run_fill(const sk__ascend *ascend, const run *to, const run *twin) {
     const char *what = "aclrtMapMem";
-    void *undo = NULL;
-    sk__acl_error error = sk__ascend_enter(ascend, &undo);
-    if (error == SK_ACL_SUCCESS) {
-        error = places_fill(ascend, to, twin, &what);
-    }
-    return sk__ascend_leave(ascend, undo, what, error);
+    SK__VISIT(&sk__ascend_visitor, ascend, sk__visit_leave, what,
+              places_fill(ascend, to, twin, &what), );
 }
 
-sk_status sk__ascend_range_commit(void *self, void *address, size_t nbytes) {
+static sk_status range_commit(void *self, void *address, size_t nbytes) {
     run to;
     return run_find(self, address, nbytes, &to) ? run_fill(self, &to, NULL) : SK_INVALID;
 }
 
-sk_status sk__ascend_range_alias(void *self, void *from, void *to, size_t nbytes) {
+static sk_status range_alias(void *self, void *from, void *to, size_t nbytes) {
     run twin;
     run target;
     bool found = run_find(self, from, nbytes, &twin) && run_find(self, to, nbytes, &target);
     return found ? run_fill(self, &target, &twin) : SK_INVALID;
 }
 
-sk_status sk__ascend_range_decommit(void *self, void *address, size_t nbytes) {
-    sk__ascend *ascend = self;
+/* Empty all places, or none. */
+static sk__acl_error run_empty(const sk__ascend *ascend, const run *whole, const char **what) {
+    sk__acl_error error = SK_ACL_SUCCESS;
+    run done = *whole;
+    done.count = places_empty(ascend, whole, &error, what);
+    if (error != SK_ACL_SUCCESS && done.count > 0) { /* map free memory again */
+        const char *unused = NULL;
+        (void)places_fill(ascend, &done, NULL, &unused);
+    }
+    return error;
+}
+
+static sk_status range_decommit(void *self, void *address, size_t nbytes) {
     const char *what = "aclrtUnmapMem";
     run whole;
-    if (!run_find(ascend, address, nbytes, &whole)) {
+    if (!run_find(self, address, nbytes, &whole)) {
         return SK_INVALID;
     }
-    void *undo = NULL;
-    sk__acl_error error = sk__ascend_enter(ascend, &undo);
-    if (error == SK_ACL_SUCCESS) {
-        run done = whole;
-        done.count = places_empty(ascend, &whole, &error, &what);
-        if (error != SK_ACL_SUCCESS && done.count > 0) { /* all or nothing: map free memory again */
-            const char *unused = NULL;
-            (void)places_fill(ascend, &done, NULL, &unused);
-        }
-    }
-    return sk__ascend_leave_released(ascend, undo, what, error);
+    SK__VISIT(&sk__ascend_visitor, self, sk__visit_leave_released, what,
+              run_empty(self, &whole, &what), );
 }
 
 /* ---- host memory ----------------------------------------------------------------------------- */
 
-sk_status sk__ascend_host_lock(void *self, void *address, size_t nbytes) {
+static sk_status host_lock(void *self, void *address, size_t nbytes) {
     sk__ascend *ascend = self;
     void *seen = NULL; /* by the device: not needed for copies */
-    void *undo = NULL;
     sk_assert((nbytes & (nbytes - 1)) == 0 && (uintptr_t)address % nbytes == 0);
-    sk__acl_error error = sk__ascend_enter(ascend, &undo);
-    if (error == SK_ACL_SUCCESS) {
-        error = ascend->runtime->aclrtHostRegister(address, nbytes, SK_ACL_REGISTER_MAPPED, &seen);
-    }
-    sk_status status = sk__ascend_leave(ascend, undo, "aclrtHostRegister", error);
-    if (status == SK_OK) {
-        sk__pieces_locked(&ascend->pieces, nbytes);
-    } else if (error != SK_ACL_UNINITIALIZED && !sk__ascend_is_sticky(error)) {
-        status = SK_OUT_OF_HOST_MEMORY; /* the system's limits, under any error name */
-    }
-    return status;
+    SK_ASCEND_VISIT(ascend, sk__visit_leave_locking, aclrtHostRegister,
+                    (address, nbytes, SK_ACL_REGISTER_MAPPED, &seen),
+                    sk__pieces_locked(&ascend->pieces, nbytes));
 }
 
-sk_status sk__ascend_host_unlock(void *self, void *address, size_t nbytes) {
+static sk_status host_unlock(void *self, void *address, size_t nbytes) {
     sk__ascend *ascend = self;
-    void *undo = NULL;
-    sk__acl_error error = sk__ascend_enter(ascend, &undo);
-    if (error == SK_ACL_SUCCESS) {
-        error = ascend->runtime->aclrtHostUnregister(address);
+    SK_ASCEND_VISIT(ascend, sk__visit_leave_released, aclrtHostUnregister, (address),
+                    sk__pieces_unlocked(&ascend->pieces, nbytes));
+}
+
+/* The members that depend on the device and the parameters, too. */
+void sk__ascend_memory_ops(const sk__ascend *ascend, sk_backend_ops *ops) {
+    ops->memory_info = memory_info;
+    ops->memory_alloc = memory_alloc;
+    ops->memory_free = memory_free;
+    ops->over_read_bytes = SK_ASCEND_OVER_READ_BYTES;
+    ops->granule_bytes = ascend->granule_bytes;
+    if (ascend->granule_bytes != 0) {
+        ops->range_reserve = range_reserve;
+        ops->range_release = range_release;
+        ops->range_commit = range_commit;
+        ops->range_decommit = range_decommit;
+        ops->range_alias = range_alias;
     }
-    sk_status status = sk__ascend_leave_released(ascend, undo, "aclrtHostUnregister", error);
-    if (status == SK_OK) {
-        sk__pieces_unlocked(&ascend->pieces, nbytes);
+    if (ascend->locks_host) {
+        ops->host_lock_bytes = SK_HOST_LOCK_BYTES;
+        ops->host_lock = host_lock;
+        ops->host_unlock = host_unlock;
     }
-    return status;
 }

@@ -8,50 +8,38 @@ sk__acl_error sk__ascend_stream_make(const sk__ascend *ascend, sk_stream **out) 
         out, 0, SK_ACL_STREAM_FAST_LAUNCH | SK_ACL_STREAM_FAST_SYNC);
 }
 
-sk_status sk__ascend_stream_create(void *self, sk_stream **out) {
-    const sk__ascend *ascend = self;
+static sk_status stream_create(void *self, sk_stream **out) {
     sk_stream *stream = NULL;
-    void *undo = NULL;
-    sk__acl_error error = sk__ascend_enter(ascend, &undo);
-    if (error == SK_ACL_SUCCESS) {
-        error = sk__ascend_stream_make(ascend, &stream);
-    }
-    sk_status status = sk__ascend_leave(ascend, undo, "aclrtCreateStreamWithConfig", error);
-    if (status == SK_OK) {
-        *out = stream;
-    }
-    return status;
+    SK__VISIT(&sk__ascend_visitor, self, sk__visit_leave, "aclrtCreateStreamWithConfig",
+              sk__ascend_stream_make(self, &stream), *out = stream);
 }
 
-sk_status sk__ascend_stream_destroy(void *self, sk_stream *stream) {
-    const sk__ascend *ascend = self;
-    const char *what = "aclrtSynchronizeStream";
-    void *undo = NULL;
-    sk__acl_error error = sk__ascend_enter(ascend, &undo);
-    if (error == SK_ACL_SUCCESS) {
-        error = ascend->runtime->aclrtSynchronizeStream(stream);
-    }
+static sk__acl_error stream_end(const sk__ascend *ascend, sk_stream *stream, const char **what) {
+    *what = "aclrtSynchronizeStream";
+    sk__acl_error error = ascend->runtime->aclrtSynchronizeStream(stream);
     if (error == SK_ACL_SUCCESS || sk__ascend_is_sticky(error)) { /* no work runs any more */
-        what = "aclrtDestroyStream";
+        *what = "aclrtDestroyStream";
         error = ascend->runtime->aclrtDestroyStream(stream);
     }
-    return sk__ascend_leave_released(ascend, undo, what, error);
+    return error;
 }
 
-sk_status sk__ascend_stream_sync(void *self, sk_stream *stream) {
-    const sk__ascend *ascend = self;
-    SK_ASCEND_VISIT(ascend, sk__ascend_leave, aclrtSynchronizeStream, (stream));
+static sk_status stream_destroy(void *self, sk_stream *stream) {
+    const char *what = "aclrtSynchronizeStream";
+    SK__VISIT(&sk__ascend_visitor, self, sk__visit_leave_released, what,
+              stream_end(self, stream, &what), );
 }
 
-sk_status sk__ascend_stream_wait(void *self, sk_stream *stream, sk_event *event) {
-    const sk__ascend *ascend = self;
-    SK_ASCEND_VISIT(ascend, sk__ascend_leave, aclrtStreamWaitEvent, (stream, event));
+static sk_status stream_sync(void *self, sk_stream *stream) {
+    SK_ASCEND_VISIT(self, sk__visit_leave, aclrtSynchronizeStream, (stream), );
 }
 
-sk_status sk__ascend_stream_call(void *self, sk_stream *stream, void (*call)(void *),
-                                 void *argument) {
-    const sk__ascend *ascend = self;
-    SK_ASCEND_VISIT(ascend, sk__ascend_leave, aclrtLaunchHostFunc, (stream, call, argument));
+static sk_status stream_wait(void *self, sk_stream *stream, sk_event *event) {
+    SK_ASCEND_VISIT(self, sk__visit_leave, aclrtStreamWaitEvent, (stream, event), );
+}
+
+static sk_status stream_call(void *self, sk_stream *stream, void (*call)(void *), void *argument) {
+    SK_ASCEND_VISIT(self, sk__visit_leave, aclrtLaunchHostFunc, (stream, call, argument), );
 }
 
 /* ---- events ---------------------------------------------------------------------------------- */
@@ -76,47 +64,29 @@ static sk__acl_error event_make(const sk__ascend *ascend, sk_event **out, const 
     return error;
 }
 
-sk_status sk__ascend_event_create(void *self, sk_event **out) {
-    const sk__ascend *ascend = self;
+static sk_status event_create(void *self, sk_event **out) {
     const char *what = "aclrtCreateEventExWithFlag";
     sk_event *event = NULL;
-    void *undo = NULL;
-    sk__acl_error error = sk__ascend_enter(ascend, &undo);
-    if (error == SK_ACL_SUCCESS) {
-        error = event_make(ascend, &event, &what);
-    }
-    sk_status status = sk__ascend_leave(ascend, undo, what, error);
-    if (status == SK_OK) {
-        *out = event;
-    }
-    return status;
+    SK__VISIT(&sk__ascend_visitor, self, sk__visit_leave, what, event_make(self, &event, &what),
+              *out = event);
 }
 
-sk_status sk__ascend_event_destroy(void *self, sk_event *event) {
-    const sk__ascend *ascend = self;
-    SK_ASCEND_VISIT(ascend, sk__ascend_leave_released, aclrtDestroyEvent, (event));
+static sk_status event_destroy(void *self, sk_event *event) {
+    SK_ASCEND_VISIT(self, sk__visit_leave_released, aclrtDestroyEvent, (event), );
 }
 
-sk_status sk__ascend_event_record(void *self, sk_event *event, sk_stream *stream) {
-    const sk__ascend *ascend = self;
-    SK_ASCEND_VISIT(ascend, sk__ascend_leave, aclrtRecordEvent, (event, stream));
+static sk_status event_record(void *self, sk_event *event, sk_stream *stream) {
+    SK_ASCEND_VISIT(self, sk__visit_leave, aclrtRecordEvent, (event, stream), );
 }
 
-sk_status sk__ascend_event_query(void *self, sk_event *event) {
-    const sk__ascend *ascend = self;
+static sk_status event_query(void *self, sk_event *event) {
     int found = SK_ACL_EVENT_RECORDED;
-    void *undo = NULL;
-    sk__acl_error error = sk__ascend_enter(ascend, &undo);
-    if (error == SK_ACL_SUCCESS) {
-        error = ascend->runtime->aclrtQueryEventStatus(event, &found);
-    }
-    sk_status status = sk__ascend_leave(ascend, undo, "aclrtQueryEventStatus", error);
-    return status == SK_OK && found != SK_ACL_EVENT_RECORDED ? SK_NOT_READY : status;
+    SK_ASCEND_VISIT(self, sk__visit_leave, aclrtQueryEventStatus, (event, &found),
+                    return found == SK_ACL_EVENT_RECORDED ? SK_OK : SK_NOT_READY);
 }
 
-sk_status sk__ascend_event_sync(void *self, sk_event *event) {
-    const sk__ascend *ascend = self;
-    SK_ASCEND_VISIT(ascend, sk__ascend_leave, aclrtSynchronizeEvent, (event));
+static sk_status event_sync(void *self, sk_event *event) {
+    SK_ASCEND_VISIT(self, sk__visit_leave, aclrtSynchronizeEvent, (event), );
 }
 
 /* ---- copies ---------------------------------------------------------------------------------- */
@@ -136,16 +106,26 @@ static void stream_settle(const void *self, sk_stream *stream) {
     (void)ascend->runtime->aclrtSynchronizeStream(stream);
 }
 
-sk_status sk__ascend_copy_async(void *self, void *to, const void *from, size_t nbytes,
-                                sk_copy_kind kind, sk_stream *stream) {
+static sk_status copy_async(void *self, void *to, const void *from, size_t nbytes,
+                            sk_copy_kind kind, sk_stream *stream) {
     static const sk__copier copier = {.start = piece_start, .settle = stream_settle};
     sk__ascend *ascend = self;
     sk__copy copy = {
         .to = to, .from = from, .nbytes = nbytes, .kind = kind, .stream = stream, .what = "a copy"};
-    void *undo = NULL;
-    sk__acl_error error = sk__ascend_enter(ascend, &undo);
-    if (error == SK_ACL_SUCCESS) {
-        error = sk__pieces_copy(&ascend->pieces, &copier, ascend, &copy);
-    }
-    return sk__ascend_leave(ascend, undo, copy.what, error);
+    SK__VISIT(&sk__ascend_visitor, ascend, sk__visit_leave, copy.what,
+              sk__pieces_copy(&ascend->pieces, &copier, ascend, &copy), );
+}
+
+void sk__ascend_stream_ops(const sk__ascend *ascend, sk_backend_ops *ops) {
+    ops->stream_create = stream_create;
+    ops->stream_destroy = stream_destroy;
+    ops->stream_sync = stream_sync;
+    ops->stream_wait = stream_wait;
+    ops->stream_call = ascend->runtime->aclrtLaunchHostFunc != NULL ? stream_call : NULL;
+    ops->event_create = event_create;
+    ops->event_destroy = event_destroy;
+    ops->event_record = event_record;
+    ops->event_query = event_query;
+    ops->event_sync = event_sync;
+    ops->copy_async = copy_async;
 }

@@ -194,6 +194,19 @@ sk_status sk_backend_open(const sk_backend_ops *ops, void *self, sk_backend **ou
     return SK_OK;
 }
 
+sk_status sk__granule_choose(const char *backend, size_t asked, size_t least, size_t *out) {
+    const size_t usual = (size_t)2 * 1024 * 1024; /* the large page of all devices so far */
+    size_t granule = asked == 0 ? sk__max(usual, least) : asked;
+    if (least == 0 || granule % least != 0 || granule > SK_MAX_BYTES) {
+        return sk__fail(SK_INVALID,
+                        "%s backend: granules of %zu bytes are not supported: the device maps "
+                        "multiples of %zu",
+                        backend, granule, least);
+    }
+    *out = granule;
+    return SK_OK;
+}
+
 void sk__backend_hold(sk_backend *backend) {
     (void)__atomic_fetch_add(&backend->users, 1, __ATOMIC_RELAXED);
 }

@@ -25,6 +25,10 @@ static inline void sk__visit_end(const sk_backend *backend) {
     backend->ops.visit_end(backend->self);
 }
 
+/* Choose the granules of a device that maps multiples of `least` bytes; `asked`: 0 for the usual
+ * ones. SK_INVALID: it cannot have them. */
+sk_status sk__granule_choose(const char *backend, size_t asked, size_t least, size_t *out);
+
 /* pinned.c. Let `device` lock every granule that the cpu backend `backend`, not yet used, commits.
  *
  * device   must have host_lock; kept open.

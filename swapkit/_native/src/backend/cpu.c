@@ -28,17 +28,6 @@ static const sk_backend_ops cpu_ops = {
     .range_commit = sk__cpu_range_commit,
     .range_decommit = sk__cpu_range_decommit,
     .range_move = sk__cpu_range_move,
-    .stream_create = sk__cpu_stream_create,
-    .stream_destroy = sk__cpu_stream_destroy,
-    .stream_sync = sk__cpu_stream_sync,
-    .stream_wait = sk__cpu_stream_wait,
-    .event_create = sk__cpu_event_create,
-    .event_destroy = sk__cpu_event_destroy,
-    .event_record = sk__cpu_event_record,
-    .event_query = sk__cpu_event_query,
-    .event_sync = sk__cpu_event_sync,
-    .copy_async = sk__cpu_copy_async,
-    .stream_call = sk__cpu_stream_call,
 };
 
 static sk_status cpu_open(const sk_cpu_params *params, sk__cpu *cpu, sk_backend **out) {
@@ -52,6 +41,7 @@ static sk_status cpu_open(const sk_cpu_params *params, sk__cpu *cpu, sk_backend 
         cpu->params.capacity_bytes = machine.total_bytes;
     }
     sk_backend_ops ops = cpu_ops;
+    sk__cpu_stream_ops(&ops);
     if (params->granule_bytes % sk__cpu_granule_bytes() != 0 ||
         params->granule_bytes > SK__CPU_RANGE_ALIGNMENT) {
         return sk__fail(SK_INVALID, "cpu backend: granules of %zu bytes are not possible",

@@ -36,19 +36,8 @@ sk_status sk__cpu_range_commit(void *self, void *address, size_t nbytes);
 sk_status sk__cpu_range_decommit(void *self, void *address, size_t nbytes);
 sk_status sk__cpu_range_move(void *self, void *from, void *to, size_t nbytes);
 
-/* Stream half: cpu_stream.c. */
-sk_status sk__cpu_stream_create(void *self, sk_stream **out);
-sk_status sk__cpu_stream_destroy(void *self, sk_stream *stream);
-sk_status sk__cpu_stream_sync(void *self, sk_stream *stream);
-sk_status sk__cpu_stream_wait(void *self, sk_stream *stream, sk_event *event);
-sk_status sk__cpu_event_create(void *self, sk_event **out);
-sk_status sk__cpu_event_destroy(void *self, sk_event *event);
-sk_status sk__cpu_event_record(void *self, sk_event *event, sk_stream *stream);
-sk_status sk__cpu_event_query(void *self, sk_event *event);
-sk_status sk__cpu_event_sync(void *self, sk_event *event);
-sk_status sk__cpu_copy_async(void *self, void *to, const void *from, size_t nbytes,
-                             sk_copy_kind kind, sk_stream *stream);
-sk_status sk__cpu_stream_call(void *self, sk_stream *stream, void (*call)(void *), void *argument);
+/* Stream half: cpu_stream.c. Fill in its operations. */
+void sk__cpu_stream_ops(sk_backend_ops *ops);
 /* Repair a forked child: the streams' threads are gone; they start again at the next task. */
 void sk__cpu_streams_after_fork(void *self);
 

@@ -96,7 +96,7 @@ static bool event_is_done(const sk_event *event) {
     return event->latest == NULL || event->latest->done;
 }
 
-sk_status sk__cpu_event_create(void *self, sk_event **out) {
+static sk_status event_create(void *self, sk_event **out) {
     (void)self;
     sk_event *event = calloc(1, sizeof *event);
     if (event != NULL) {
@@ -110,7 +110,7 @@ sk_status sk__cpu_event_create(void *self, sk_event **out) {
     return SK_OK;
 }
 
-sk_status sk__cpu_event_destroy(void *self, sk_event *event) {
+static sk_status event_destroy(void *self, sk_event *event) {
     sk__cpu *cpu = self;
     sk__lock(&cpu->lock);
     event_clear(event);
@@ -256,7 +256,7 @@ static sk_status task_add(sk__cpu *cpu, sk_stream *stream, const task *work)
 
 /* ---- streams --------------------------------------------------------------------------------- */
 
-sk_status sk__cpu_stream_create(void *self, sk_stream **out) {
+static sk_status stream_create(void *self, sk_stream **out) {
     sk__cpu *cpu = self;
     sk_stream *stream = calloc(1, sizeof *stream);
     if (stream == NULL) {
@@ -280,7 +280,7 @@ static void stream_unlink(sk__cpu *cpu, const sk_stream *stream) SK_REQUIRES(cpu
     *link = stream->next;
 }
 
-sk_status sk__cpu_stream_destroy(void *self, sk_stream *stream) {
+static sk_status stream_destroy(void *self, sk_stream *stream) {
     sk__cpu *cpu = self;
     sk__lock(&cpu->lock);
     /* In a forked child the thread may be missing while work is left. */
@@ -305,7 +305,7 @@ sk_status sk__cpu_stream_destroy(void *self, sk_stream *stream) {
     return SK_OK;
 }
 
-sk_status sk__cpu_stream_sync(void *self, sk_stream *stream) {
+static sk_status stream_sync(void *self, sk_stream *stream) {
     sk__cpu *cpu = self;
     if (stream == NULL) {
         return SK_OK;
@@ -333,7 +333,7 @@ static sk_status streams_resume(sk__cpu *cpu) SK_REQUIRES(cpu->lock) {
     return status;
 }
 
-sk_status sk__cpu_event_query(void *self, sk_event *event) {
+static sk_status event_query(void *self, sk_event *event) {
     sk__cpu *cpu = self;
     sk__lock(&cpu->lock);
     sk_status status = SK_OK;
@@ -345,7 +345,7 @@ sk_status sk__cpu_event_query(void *self, sk_event *event) {
     return status;
 }
 
-sk_status sk__cpu_event_sync(void *self, sk_event *event) {
+static sk_status event_sync(void *self, sk_event *event) {
     sk__cpu *cpu = self;
     sk__lock(&cpu->lock);
     sk_status status = event_is_done(event) ? SK_OK : streams_resume(cpu);
@@ -377,7 +377,7 @@ static sk_status mark_queue(sk__cpu *cpu, sk_event *event, sk_stream *stream)
     return SK_OK;
 }
 
-sk_status sk__cpu_event_record(void *self, sk_event *event, sk_stream *stream) {
+static sk_status event_record(void *self, sk_event *event, sk_stream *stream) {
     sk__cpu *cpu = self;
     sk_status status = SK_OK;
     sk__lock(&cpu->lock);
@@ -390,10 +390,10 @@ sk_status sk__cpu_event_record(void *self, sk_event *event, sk_stream *stream) {
     return status;
 }
 
-sk_status sk__cpu_stream_wait(void *self, sk_stream *stream, sk_event *event) {
+static sk_status stream_wait(void *self, sk_stream *stream, sk_event *event) {
     sk__cpu *cpu = self;
     if (stream == NULL) {
-        return sk__cpu_event_sync(self, event);
+        return event_sync(self, event);
     }
     sk__lock(&cpu->lock);
     sk_status status = SK_OK;
@@ -418,8 +418,8 @@ static bool copy_is_quick(sk__cpu *cpu, const sk_stream *stream, size_t nbytes) 
     return is_idle;
 }
 
-sk_status sk__cpu_copy_async(void *self, void *to, const void *from, size_t nbytes,
-                             sk_copy_kind kind, sk_stream *stream) {
+static sk_status copy_async(void *self, void *to, const void *from, size_t nbytes,
+                            sk_copy_kind kind, sk_stream *stream) {
     sk__cpu *cpu = self;
     (void)kind;
     task work = {.kind = TASK_COPY, .to = to, .from = from, .nbytes = nbytes};
@@ -433,7 +433,7 @@ sk_status sk__cpu_copy_async(void *self, void *to, const void *from, size_t nbyt
     return status;
 }
 
-sk_status sk__cpu_stream_call(void *self, sk_stream *stream, void (*call)(void *), void *argument) {
+static sk_status stream_call(void *self, sk_stream *stream, void (*call)(void *), void *argument) {
     sk__cpu *cpu = self;
     if (stream == NULL) {
         call(argument);
@@ -444,6 +444,20 @@ sk_status sk__cpu_stream_call(void *self, sk_stream *stream, void (*call)(void *
     sk_status status = task_add(cpu, stream, &work);
     sk__unlock(&cpu->lock);
     return status;
+}
+
+void sk__cpu_stream_ops(sk_backend_ops *ops) {
+    ops->stream_create = stream_create;
+    ops->stream_destroy = stream_destroy;
+    ops->stream_sync = stream_sync;
+    ops->stream_wait = stream_wait;
+    ops->stream_call = stream_call;
+    ops->event_create = event_create;
+    ops->event_destroy = event_destroy;
+    ops->event_record = event_record;
+    ops->event_query = event_query;
+    ops->event_sync = event_sync;
+    ops->copy_async = copy_async;
 }
 
 SK_NO_ANALYSIS void sk__cpu_streams_after_fork(void *self) {

@@ -3,10 +3,6 @@
 
 #include <stdlib.h>
 
-#include "backend/visit.h"
-
-enum { HOST_LOCK_BYTES = 16 * 1024 * 1024 }; /* a copy this long hides the cost of its start */
-
 /* ---- a visit to the driver ------------------------------------------------------------------- */
 
 static int context_push(const void *self, void **undo) {
@@ -27,23 +23,8 @@ static void context_pop(const void *self, void *undo) {
     (void)cuda->driver->cuCtxPopCurrent_v2(&popped);
 }
 
-static const sk__visitor visitor = {.gone = sk__cuda_gone,
-                                    .gone_result = SK_CU_DEINITIALIZED,
-                                    .enter = context_push,
-                                    .leave = context_pop};
-
-static void cuda_visit_begin(void *self) { sk__visit_begin_with(self); }
-
-static void cuda_visit_end(void *self) { sk__visit_end_with(&visitor, self); }
-
-sk__cu_result sk__cuda_enter(const sk__cuda *cuda, bool *pushed) {
-    void *undo = NULL;
-    sk__cu_result result = sk__visit_enter(&visitor, cuda, &undo);
-    *pushed = undo != NULL;
-    return result;
-}
-
-static sk_status result_status(const sk__cuda *cuda, const char *what, sk__cu_result result) {
+static sk_status result_status(const void *self, const char *what, sk__cu_result result) {
+    const sk__cuda *cuda = self;
     switch (result) {
     case SK_CU_SUCCESS:
         return SK_OK;
@@ -62,17 +43,16 @@ static sk_status result_status(const sk__cuda *cuda, const char *what, sk__cu_re
     }
 }
 
-sk_status sk__cuda_leave(const sk__cuda *cuda, bool pushed, const char *what,
-                         sk__cu_result result) {
-    sk__visit_leave(&visitor, cuda, pushed ? cuda->context : NULL);
-    return result_status(cuda, what, result);
-}
+const sk__visitor sk__cuda_visitor = {.gone = sk__cuda_gone,
+                                      .gone_result = SK_CU_DEINITIALIZED,
+                                      .enter = context_push,
+                                      .leave = context_pop,
+                                      .status = result_status,
+                                      .is_sticky = sk__cuda_is_sticky};
 
-sk_status sk__cuda_leave_released(const sk__cuda *cuda, bool pushed, const char *what,
-                                  sk__cu_result result) {
-    sk_status status = sk__cuda_leave(cuda, pushed, what, result);
-    return result == SK_CU_DEINITIALIZED || sk__cuda_is_sticky(result) ? SK_OK : status;
-}
+static void cuda_visit_begin(void *self) { sk__visit_begin_with(self); }
+
+static void cuda_visit_end(void *self) { sk__visit_end_with(&sk__cuda_visitor, self); }
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
@@ -88,32 +68,6 @@ static void cuda_destroy(void *self) {
     sk__pieces_close(&cuda->pieces);
     cuda_free(cuda);
 }
-
-static const sk_backend_ops cuda_ops = {
-    .struct_size = sizeof(sk_backend_ops),
-    .null_stream_is_host = 0,
-    .name = "cuda",
-    .destroy = cuda_destroy,
-    .memory_info = sk__cuda_memory_info,
-    .memory_alloc = sk__cuda_memory_alloc,
-    .memory_free = sk__cuda_memory_free,
-    .host_lock_bytes = HOST_LOCK_BYTES,
-    .host_lock = sk__cuda_host_lock,
-    .host_unlock = sk__cuda_host_unlock,
-    .stream_create = sk__cuda_stream_create,
-    .stream_destroy = sk__cuda_stream_destroy,
-    .stream_sync = sk__cuda_stream_sync,
-    .stream_wait = sk__cuda_stream_wait,
-    .event_create = sk__cuda_event_create,
-    .event_destroy = sk__cuda_event_destroy,
-    .event_record = sk__cuda_event_record,
-    .event_query = sk__cuda_event_query,
-    .event_sync = sk__cuda_event_sync,
-    .copy_async = sk__cuda_copy_async,
-    .stream_call = sk__cuda_stream_call,
-    .visit_begin = cuda_visit_begin,
-    .visit_end = cuda_visit_end,
-};
 
 sk_status sk_cuda_device_count(int32_t *out) {
     if (out == NULL) {
@@ -168,16 +122,15 @@ static sk_status cuda_open(const sk_cuda_params *params, sk__cuda *cuda, sk_back
     if (status != SK_OK) {
         return status;
     }
-    sk_backend_ops ops = cuda_ops;
-    ops.granule_bytes = cuda->granule_bytes;
-    if (cuda->granule_bytes != 0) {
-        ops.range_reserve = sk__cuda_range_reserve;
-        ops.range_release = sk__cuda_range_release;
-        ops.range_commit = sk__cuda_range_commit;
-        ops.range_decommit = sk__cuda_range_decommit;
-        bool aliases = cuda->driver->cuMemRetainAllocationHandle != NULL;
-        ops.range_alias = aliases ? sk__cuda_range_alias : NULL;
-    }
+    sk_backend_ops ops = {
+        .struct_size = sizeof(sk_backend_ops),
+        .name = "cuda",
+        .destroy = cuda_destroy,
+        .visit_begin = cuda_visit_begin,
+        .visit_end = cuda_visit_end,
+    };
+    sk__cuda_memory_ops(cuda, &ops);
+    sk__cuda_stream_ops(&ops);
     return sk_backend_open(&ops, cuda, out);
 }
 

@@ -12,6 +12,7 @@
 #include "backend/backend.h"
 #include "backend/cuda_driver.h"
 #include "backend/pieces.h"
+#include "backend/visit.h"
 #include "swapkit_devices.h"
 
 enum { SK_CUDA_DEVICES = 64 }; /* of one process, which may share memory */
@@ -27,41 +28,17 @@ typedef struct sk__cuda {
     sk__pieces pieces;
 } sk__cuda;
 
-/* Make the device's context current on this thread, if it is not; sk__cuda_leave restores the
- * caller's. Calls no driver that is gone: the result is then SK_CU_DEINITIALIZED. */
-sk__cu_result sk__cuda_enter(const sk__cuda *cuda, bool *pushed);
-/* Undo sk__cuda_enter; return `result` of the driver's function `what` as a status with a text. */
-sk_status sk__cuda_leave(const sk__cuda *cuda, bool pushed, const char *what, sk__cu_result result);
-/* The same for releases: an object that went with the process or the context counts as released. */
-sk_status sk__cuda_leave_released(const sk__cuda *cuda, bool pushed, const char *what,
-                                  sk__cu_result result);
+extern const sk__visitor sk__cuda_visitor;
+/* A function's body: one visit with one call of the driver. See SK__VISIT. */
+#define SK_CUDA_VISIT(self, leave, function, arguments, then)                                      \
+    SK__VISIT(&sk__cuda_visitor, (self), leave, #function,                                         \
+              ((const sk__cuda *)(self))->driver->function arguments, then)
 
 /* Memory half: cuda_memory.c. Choose from `params` and the device whether there is virtual memory,
  * its granules, and the devices that may use it. */
 sk_status sk__cuda_memory_open(sk__cuda *cuda, const sk_cuda_params *params);
-sk_status sk__cuda_memory_info(void *self, sk_memory_info *out);
-sk_status sk__cuda_memory_alloc(void *self, size_t nbytes, void **out);
-sk_status sk__cuda_memory_free(void *self, void *address, size_t nbytes);
-sk_status sk__cuda_range_reserve(void *self, size_t nbytes, void **out);
-sk_status sk__cuda_range_release(void *self, void *address, size_t nbytes);
-sk_status sk__cuda_range_commit(void *self, void *address, size_t nbytes);
-sk_status sk__cuda_range_decommit(void *self, void *address, size_t nbytes);
-sk_status sk__cuda_range_alias(void *self, void *from, void *to, size_t nbytes);
-sk_status sk__cuda_host_lock(void *self, void *address, size_t nbytes);
-sk_status sk__cuda_host_unlock(void *self, void *address, size_t nbytes);
-
-/* Stream half: cuda_stream.c. */
-sk_status sk__cuda_stream_create(void *self, sk_stream **out);
-sk_status sk__cuda_stream_destroy(void *self, sk_stream *stream);
-sk_status sk__cuda_stream_sync(void *self, sk_stream *stream);
-sk_status sk__cuda_stream_wait(void *self, sk_stream *stream, sk_event *event);
-sk_status sk__cuda_event_create(void *self, sk_event **out);
-sk_status sk__cuda_event_destroy(void *self, sk_event *event);
-sk_status sk__cuda_event_record(void *self, sk_event *event, sk_stream *stream);
-sk_status sk__cuda_event_query(void *self, sk_event *event);
-sk_status sk__cuda_event_sync(void *self, sk_event *event);
-sk_status sk__cuda_copy_async(void *self, void *to, const void *from, size_t nbytes,
-                              sk_copy_kind kind, sk_stream *stream);
-sk_status sk__cuda_stream_call(void *self, sk_stream *stream, void (*call)(void *), void *argument);
+/* Fill in the operations of the memory half; of the stream half: cuda_stream.c. */
+void sk__cuda_memory_ops(const sk__cuda *cuda, sk_backend_ops *ops);
+void sk__cuda_stream_ops(sk_backend_ops *ops);
 
 #endif

@@ -14,8 +14,6 @@
  * sixth none. */
 #include "backend/cuda.h"
 
-enum { GRANULE_BYTES = 2 * 1024 * 1024 }; /* the device's own large page */
-
 static sk__cu_address device_address(const void *address) { return (uintptr_t)address; }
 
 /* ---- opening --------------------------------------------------------------------------------- */
@@ -65,87 +63,45 @@ sk_status sk__cuda_memory_open(sk__cuda *cuda, const sk_cuda_params *params) {
         return sk__cuda_fail(cuda->driver, SK_BACKEND_FAILED, "cuMemGetAllocationGranularity",
                              result);
     }
-    size_t granule =
-        params->granule_bytes == 0 ? sk__max(GRANULE_BYTES, least) : params->granule_bytes;
-    if (least == 0 || granule % least != 0 || granule > SK_MAX_BYTES) {
-        return sk__fail(SK_INVALID,
-                        "cuda backend: granules of %zu bytes are not supported: the device maps "
-                        "multiples of %zu",
-                        granule, least);
+    sk_status status =
+        sk__granule_choose("cuda", params->granule_bytes, least, &cuda->granule_bytes);
+    if (status == SK_OK) {
+        access_open(cuda, params->peer_devices);
     }
-    cuda->granule_bytes = granule;
-    access_open(cuda, params->peer_devices);
-    return SK_OK;
+    return status;
 }
 
 /* ---- whole segments -------------------------------------------------------------------------- */
 
-sk_status sk__cuda_memory_info(void *self, sk_memory_info *out) {
-    const sk__cuda *cuda = self;
+static sk_status memory_info(void *self, sk_memory_info *out) {
     sk_memory_info info = {0};
-    bool pushed = false;
-    sk__cu_result result = sk__cuda_enter(cuda, &pushed);
-    if (result == SK_CU_SUCCESS) {
-        result = cuda->driver->cuMemGetInfo_v2(&info.free_bytes, &info.total_bytes);
-    }
-    sk_status status = sk__cuda_leave(cuda, pushed, "cuMemGetInfo_v2", result);
-    if (status == SK_OK) {
-        *out = info;
-    }
-    return status;
+    SK_CUDA_VISIT(self, sk__visit_leave, cuMemGetInfo_v2, (&info.free_bytes, &info.total_bytes),
+                  *out = info);
 }
 
-sk_status sk__cuda_memory_alloc(void *self, size_t nbytes, void **out) {
-    const sk__cuda *cuda = self;
+static sk_status memory_alloc(void *self, size_t nbytes, void **out) {
     sk__cu_address address = 0;
-    bool pushed = false;
-    sk__cu_result result = sk__cuda_enter(cuda, &pushed);
-    if (result == SK_CU_SUCCESS) {
-        result = cuda->driver->cuMemAlloc_v2(&address, nbytes);
-    }
-    sk_status status = sk__cuda_leave(cuda, pushed, "cuMemAlloc_v2", result);
-    if (status == SK_OK) {
-        *out = (void *)(uintptr_t)address;
-    }
-    return status;
+    SK_CUDA_VISIT(self, sk__visit_leave, cuMemAlloc_v2, (&address, nbytes),
+                  *out = (void *)(uintptr_t)address);
 }
 
-sk_status sk__cuda_memory_free(void *self, void *address, size_t nbytes) {
-    const sk__cuda *cuda = self;
+static sk_status memory_free(void *self, void *address, size_t nbytes) {
     (void)nbytes;
-    bool pushed = false;
-    sk__cu_result result = sk__cuda_enter(cuda, &pushed);
-    if (result == SK_CU_SUCCESS) {
-        result = cuda->driver->cuMemFree_v2(device_address(address));
-    }
-    return sk__cuda_leave_released(cuda, pushed, "cuMemFree_v2", result);
+    SK_CUDA_VISIT(self, sk__visit_leave_released, cuMemFree_v2, (device_address(address)), );
 }
 
 /* ---- virtual memory -------------------------------------------------------------------------- */
 
-sk_status sk__cuda_range_reserve(void *self, size_t nbytes, void **out) {
+static sk_status range_reserve(void *self, size_t nbytes, void **out) {
     const sk__cuda *cuda = self;
     sk__cu_address address = 0;
-    bool pushed = false;
-    sk__cu_result result = sk__cuda_enter(cuda, &pushed);
-    if (result == SK_CU_SUCCESS) {
-        result = cuda->driver->cuMemAddressReserve(&address, nbytes, cuda->granule_bytes, 0, 0);
-    }
-    sk_status status = sk__cuda_leave(cuda, pushed, "cuMemAddressReserve", result);
-    if (status == SK_OK) {
-        *out = (void *)(uintptr_t)address;
-    }
-    return status;
+    SK_CUDA_VISIT(cuda, sk__visit_leave, cuMemAddressReserve,
+                  (&address, nbytes, cuda->granule_bytes, 0, 0), *out = (void *)(uintptr_t)address);
 }
 
-sk_status sk__cuda_range_release(void *self, void *address, size_t nbytes) {
-    const sk__cuda *cuda = self;
-    bool pushed = false;
-    sk__cu_result result = sk__cuda_enter(cuda, &pushed);
-    if (result == SK_CU_SUCCESS) {
-        result = cuda->driver->cuMemAddressFree(device_address(address), nbytes);
-    }
-    return sk__cuda_leave_released(cuda, pushed, "cuMemAddressFree", result);
+static sk_status range_release(void *self, void *address, size_t nbytes) {
+    SK_CUDA_VISIT(self, sk__visit_leave_released, cuMemAddressFree,
+                  (device_address(address), nbytes), );
 }
 
 /* Map physical memory behind one granule of addresses: new memory, or the memory at `twin`. */
@@ -216,74 +172,68 @@ static sk__cu_result granules_map(const sk__cuda *cuda, sk__cu_address address, 
     return result;
 }
 
-sk_status sk__cuda_range_commit(void *self, void *address, size_t nbytes) {
-    const sk__cuda *cuda = self;
-    const char *what = "cuMemCreate";
-    bool pushed = false;
+static sk_status range_map(const sk__cuda *cuda, void *to, void *from, size_t nbytes) {
+    const char *what = from == NULL ? "cuMemCreate" : "cuMemMap";
     sk_assert(nbytes % cuda->granule_bytes == 0);
-    sk__cu_result result = sk__cuda_enter(cuda, &pushed);
-    if (result == SK_CU_SUCCESS) {
-        result = granules_map(cuda, device_address(address), 0, nbytes, &what);
-    }
-    return sk__cuda_leave(cuda, pushed, what, result);
+    SK__VISIT(&sk__cuda_visitor, cuda, sk__visit_leave, what,
+              granules_map(cuda, device_address(to), device_address(from), nbytes, &what), );
 }
 
-sk_status sk__cuda_range_decommit(void *self, void *address, size_t nbytes) {
-    const sk__cuda *cuda = self;
-    bool pushed = false;
-    sk_assert(nbytes % cuda->granule_bytes == 0);
-    sk__cu_result result = sk__cuda_enter(cuda, &pushed);
-    if (result == SK_CU_SUCCESS) {
-        size_t done = granules_unmap(cuda, device_address(address), nbytes, &result);
-        if (result != SK_CU_SUCCESS && done > 0) { /* all or nothing: map free memory again */
-            const char *what = NULL;
-            (void)granules_map(cuda, device_address(address), 0, done, &what);
-        }
-    }
-    return sk__cuda_leave_released(cuda, pushed, "cuMemUnmap", result);
+static sk_status range_commit(void *self, void *address, size_t nbytes) {
+    return range_map(self, address, NULL, nbytes);
 }
 
-sk_status sk__cuda_range_alias(void *self, void *from, void *to, size_t nbytes) {
-    const sk__cuda *cuda = self;
-    const char *what = "cuMemMap";
-    bool pushed = false;
-    sk_assert(nbytes % cuda->granule_bytes == 0);
-    sk__cu_result result = sk__cuda_enter(cuda, &pushed);
-    if (result == SK_CU_SUCCESS) {
-        result = granules_map(cuda, device_address(to), device_address(from), nbytes, &what);
+static sk_status range_alias(void *self, void *from, void *to, size_t nbytes) {
+    return range_map(self, to, from, nbytes);
+}
+
+/* Unmap all of `nbytes`, or nothing. */
+static sk__cu_result range_unmap(const sk__cuda *cuda, sk__cu_address address, size_t nbytes) {
+    sk__cu_result result = SK_CU_SUCCESS;
+    size_t done = granules_unmap(cuda, address, nbytes, &result);
+    if (result != SK_CU_SUCCESS && done > 0) { /* map free memory again */
+        const char *what = NULL;
+        (void)granules_map(cuda, address, 0, done, &what);
     }
-    return sk__cuda_leave(cuda, pushed, what, result);
+    return result;
+}
+
+static sk_status range_decommit(void *self, void *address, size_t nbytes) {
+    const sk__cuda *cuda = self;
+    sk_assert(nbytes % cuda->granule_bytes == 0);
+    SK__VISIT(&sk__cuda_visitor, cuda, sk__visit_leave_released, "cuMemUnmap",
+              range_unmap(cuda, device_address(address), nbytes), );
 }
 
 /* ---- host memory ----------------------------------------------------------------------------- */
 
-sk_status sk__cuda_host_lock(void *self, void *address, size_t nbytes) {
+static sk_status host_lock(void *self, void *address, size_t nbytes) {
     sk__cuda *cuda = self;
-    bool pushed = false;
     sk_assert((nbytes & (nbytes - 1)) == 0 && (uintptr_t)address % nbytes == 0);
-    sk__cu_result result = sk__cuda_enter(cuda, &pushed);
-    if (result == SK_CU_SUCCESS) {
-        result = cuda->driver->cuMemHostRegister_v2(address, nbytes, SK_CU_HOST_PORTABLE);
-    }
-    sk_status status = sk__cuda_leave(cuda, pushed, "cuMemHostRegister_v2", result);
-    if (status == SK_OK) {
-        sk__pieces_locked(&cuda->pieces, nbytes);
-    } else if (result != SK_CU_DEINITIALIZED && !sk__cuda_is_sticky(result)) {
-        status = SK_OUT_OF_HOST_MEMORY; /* the system's limits, under any error name */
-    }
-    return status;
+    SK_CUDA_VISIT(cuda, sk__visit_leave_locking, cuMemHostRegister_v2,
+                  (address, nbytes, SK_CU_HOST_PORTABLE), sk__pieces_locked(&cuda->pieces, nbytes));
 }
 
-sk_status sk__cuda_host_unlock(void *self, void *address, size_t nbytes) {
+static sk_status host_unlock(void *self, void *address, size_t nbytes) {
     sk__cuda *cuda = self;
-    bool pushed = false;
-    sk__cu_result result = sk__cuda_enter(cuda, &pushed);
-    if (result == SK_CU_SUCCESS) {
-        result = cuda->driver->cuMemHostUnregister(address);
+    SK_CUDA_VISIT(cuda, sk__visit_leave_released, cuMemHostUnregister, (address),
+                  sk__pieces_unlocked(&cuda->pieces, nbytes));
+}
+
+void sk__cuda_memory_ops(const sk__cuda *cuda, sk_backend_ops *ops) {
+    ops->memory_info = memory_info;
+    ops->memory_alloc = memory_alloc;
+    ops->memory_free = memory_free;
+    ops->host_lock_bytes = SK_HOST_LOCK_BYTES;
+    ops->host_lock = host_lock;
+    ops->host_unlock = host_unlock;
+    ops->granule_bytes = cuda->granule_bytes;
+    if (cuda->granule_bytes != 0) {
+        ops->range_reserve = range_reserve;
+        ops->range_release = range_release;
+        ops->range_commit = range_commit;
+        ops->range_decommit = range_decommit;
+        bool aliases = cuda->driver->cuMemRetainAllocationHandle != NULL;
+        ops->range_alias = aliases ? range_alias : NULL;
     }
-    sk_status status = sk__cuda_leave_released(cuda, pushed, "cuMemHostUnregister", result);
-    if (status == SK_OK) {
-        sk__pieces_unlocked(&cuda->pieces, nbytes);
-    }
-    return status;
 }

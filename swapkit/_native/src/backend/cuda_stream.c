@@ -3,123 +3,63 @@
 
 /* ---- streams --------------------------------------------------------------------------------- */
 
-sk_status sk__cuda_stream_create(void *self, sk_stream **out) {
-    const sk__cuda *cuda = self;
+static sk_status stream_create(void *self, sk_stream **out) {
     sk_stream *stream = NULL;
-    bool pushed = false;
-    sk__cu_result result = sk__cuda_enter(cuda, &pushed);
-    if (result == SK_CU_SUCCESS) {
-        result = cuda->driver->cuStreamCreate(&stream, SK_CU_STREAM_NON_BLOCKING);
-    }
-    sk_status status = sk__cuda_leave(cuda, pushed, "cuStreamCreate", result);
-    if (status == SK_OK) {
-        *out = stream;
-    }
-    return status;
+    SK_CUDA_VISIT(self, sk__visit_leave, cuStreamCreate, (&stream, SK_CU_STREAM_NON_BLOCKING),
+                  *out = stream);
 }
 
-sk_status sk__cuda_stream_destroy(void *self, sk_stream *stream) {
-    const sk__cuda *cuda = self;
-    const char *what = "cuStreamSynchronize";
-    bool pushed = false;
-    sk__cu_result result = sk__cuda_enter(cuda, &pushed);
-    if (result == SK_CU_SUCCESS) {
-        result = cuda->driver->cuStreamSynchronize(stream);
-    }
+static sk__cu_result stream_end(const sk__cuda *cuda, sk_stream *stream, const char **what) {
+    *what = "cuStreamSynchronize";
+    sk__cu_result result = cuda->driver->cuStreamSynchronize(stream);
     if (result == SK_CU_SUCCESS || sk__cuda_is_sticky(result)) { /* no work runs any more */
-        what = "cuStreamDestroy_v2";
+        *what = "cuStreamDestroy_v2";
         result = cuda->driver->cuStreamDestroy_v2(stream);
     }
-    return sk__cuda_leave_released(cuda, pushed, what, result);
+    return result;
 }
 
-sk_status sk__cuda_stream_sync(void *self, sk_stream *stream) {
-    const sk__cuda *cuda = self;
-    bool pushed = false;
-    sk__cu_result result = sk__cuda_enter(cuda, &pushed);
-    if (result == SK_CU_SUCCESS) {
-        result = cuda->driver->cuStreamSynchronize(stream);
-    }
-    return sk__cuda_leave(cuda, pushed, "cuStreamSynchronize", result);
+static sk_status stream_destroy(void *self, sk_stream *stream) {
+    const char *what = "cuStreamSynchronize";
+    SK__VISIT(&sk__cuda_visitor, self, sk__visit_leave_released, what,
+              stream_end(self, stream, &what), );
 }
 
-sk_status sk__cuda_stream_wait(void *self, sk_stream *stream, sk_event *event) {
-    const sk__cuda *cuda = self;
-    bool pushed = false;
-    sk__cu_result result = sk__cuda_enter(cuda, &pushed);
-    if (result == SK_CU_SUCCESS) {
-        result = cuda->driver->cuStreamWaitEvent(stream, event, 0);
-    }
-    return sk__cuda_leave(cuda, pushed, "cuStreamWaitEvent", result);
+static sk_status stream_sync(void *self, sk_stream *stream) {
+    SK_CUDA_VISIT(self, sk__visit_leave, cuStreamSynchronize, (stream), );
 }
 
-sk_status sk__cuda_stream_call(void *self, sk_stream *stream, void (*call)(void *),
-                               void *argument) {
-    const sk__cuda *cuda = self;
-    bool pushed = false;
-    sk__cu_result result = sk__cuda_enter(cuda, &pushed);
-    if (result == SK_CU_SUCCESS) {
-        result = cuda->driver->cuLaunchHostFunc(stream, call, argument);
-    }
-    return sk__cuda_leave(cuda, pushed, "cuLaunchHostFunc", result);
+static sk_status stream_wait(void *self, sk_stream *stream, sk_event *event) {
+    SK_CUDA_VISIT(self, sk__visit_leave, cuStreamWaitEvent, (stream, event, 0), );
+}
+
+static sk_status stream_call(void *self, sk_stream *stream, void (*call)(void *), void *argument) {
+    SK_CUDA_VISIT(self, sk__visit_leave, cuLaunchHostFunc, (stream, call, argument), );
 }
 
 /* ---- events ---------------------------------------------------------------------------------- */
 
-sk_status sk__cuda_event_create(void *self, sk_event **out) {
-    const sk__cuda *cuda = self;
+/* Blocking: waiting threads would spin for milliseconds. */
+static sk_status event_create(void *self, sk_event **out) {
     sk_event *event = NULL;
-    bool pushed = false;
-    sk__cu_result result = sk__cuda_enter(cuda, &pushed);
-    if (result == SK_CU_SUCCESS) { /* blocking: waiting threads would spin for milliseconds */
-        result =
-            cuda->driver->cuEventCreate(&event, SK_CU_EVENT_NO_TIMING | SK_CU_EVENT_BLOCKING_SYNC);
-    }
-    sk_status status = sk__cuda_leave(cuda, pushed, "cuEventCreate", result);
-    if (status == SK_OK) {
-        *out = event;
-    }
-    return status;
+    SK_CUDA_VISIT(self, sk__visit_leave, cuEventCreate,
+                  (&event, SK_CU_EVENT_NO_TIMING | SK_CU_EVENT_BLOCKING_SYNC), *out = event);
 }
 
-sk_status sk__cuda_event_destroy(void *self, sk_event *event) {
-    const sk__cuda *cuda = self;
-    bool pushed = false;
-    sk__cu_result result = sk__cuda_enter(cuda, &pushed);
-    if (result == SK_CU_SUCCESS) {
-        result = cuda->driver->cuEventDestroy_v2(event);
-    }
-    return sk__cuda_leave_released(cuda, pushed, "cuEventDestroy_v2", result);
+static sk_status event_destroy(void *self, sk_event *event) {
+    SK_CUDA_VISIT(self, sk__visit_leave_released, cuEventDestroy_v2, (event), );
 }
 
-sk_status sk__cuda_event_record(void *self, sk_event *event, sk_stream *stream) {
-    const sk__cuda *cuda = self;
-    bool pushed = false;
-    sk__cu_result result = sk__cuda_enter(cuda, &pushed);
-    if (result == SK_CU_SUCCESS) {
-        result = cuda->driver->cuEventRecord(event, stream);
-    }
-    return sk__cuda_leave(cuda, pushed, "cuEventRecord", result);
+static sk_status event_record(void *self, sk_event *event, sk_stream *stream) {
+    SK_CUDA_VISIT(self, sk__visit_leave, cuEventRecord, (event, stream), );
 }
 
-sk_status sk__cuda_event_query(void *self, sk_event *event) {
-    const sk__cuda *cuda = self;
-    bool pushed = false;
-    sk__cu_result result = sk__cuda_enter(cuda, &pushed);
-    if (result == SK_CU_SUCCESS) {
-        result = cuda->driver->cuEventQuery(event);
-    }
-    return sk__cuda_leave(cuda, pushed, "cuEventQuery", result);
+static sk_status event_query(void *self, sk_event *event) {
+    SK_CUDA_VISIT(self, sk__visit_leave, cuEventQuery, (event), );
 }
 
-sk_status sk__cuda_event_sync(void *self, sk_event *event) {
-    const sk__cuda *cuda = self;
-    bool pushed = false;
-    sk__cu_result result = sk__cuda_enter(cuda, &pushed);
-    if (result == SK_CU_SUCCESS) {
-        result = cuda->driver->cuEventSynchronize(event);
-    }
-    return sk__cuda_leave(cuda, pushed, "cuEventSynchronize", result);
+static sk_status event_sync(void *self, sk_event *event) {
+    SK_CUDA_VISIT(self, sk__visit_leave, cuEventSynchronize, (event), );
 }
 
 /* ---- copies ---------------------------------------------------------------------------------- */
@@ -151,16 +91,26 @@ static void stream_settle(const void *self, sk_stream *stream) {
 }
 
 /* The driver refuses a copy that crosses from one locked piece of host memory into the next. */
-sk_status sk__cuda_copy_async(void *self, void *to, const void *from, size_t nbytes,
-                              sk_copy_kind kind, sk_stream *stream) {
+static sk_status copy_async(void *self, void *to, const void *from, size_t nbytes,
+                            sk_copy_kind kind, sk_stream *stream) {
     static const sk__copier copier = {.start = piece_start, .settle = stream_settle};
     sk__cuda *cuda = self;
     sk__copy copy = {
         .to = to, .from = from, .nbytes = nbytes, .kind = kind, .stream = stream, .what = "a copy"};
-    bool pushed = false;
-    sk__cu_result result = sk__cuda_enter(cuda, &pushed);
-    if (result == SK_CU_SUCCESS) {
-        result = sk__pieces_copy(&cuda->pieces, &copier, cuda, &copy);
-    }
-    return sk__cuda_leave(cuda, pushed, copy.what, result);
+    SK__VISIT(&sk__cuda_visitor, cuda, sk__visit_leave, copy.what,
+              sk__pieces_copy(&cuda->pieces, &copier, cuda, &copy), );
+}
+
+void sk__cuda_stream_ops(sk_backend_ops *ops) {
+    ops->stream_create = stream_create;
+    ops->stream_destroy = stream_destroy;
+    ops->stream_sync = stream_sync;
+    ops->stream_wait = stream_wait;
+    ops->stream_call = stream_call;
+    ops->event_create = event_create;
+    ops->event_destroy = event_destroy;
+    ops->event_record = event_record;
+    ops->event_query = event_query;
+    ops->event_sync = event_sync;
+    ops->copy_async = copy_async;
 }

@@ -5,6 +5,8 @@
 
 #include "base/thread.h"
 
+enum { SK_HOST_LOCK_BYTES = 16 * 1024 * 1024 }; /* a copy this long hides the cost of its start */
+
 typedef struct sk__pieces {
     sk__mutex lock;
     sk__fork_node fork_node;

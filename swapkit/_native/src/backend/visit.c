@@ -34,10 +34,34 @@ int sk__visit_enter(const sk__visitor *visitor, const void *self, void **undo) {
     return result;
 }
 
-void sk__visit_leave(const sk__visitor *visitor, const void *self, void *undo) {
+void sk__visit_undo(const sk__visitor *visitor, const void *self, void *undo) {
     if (undo != NULL) {
         visitor->leave(self, undo);
     }
+}
+
+sk_status sk__visit_leave(const sk__visitor *visitor, const void *self, void *undo,
+                          const char *what, int result) {
+    /* First: a library may be asked for the message of its latest error. */
+    sk_status status = visitor->status(self, what, result);
+    sk__visit_undo(visitor, self, undo);
+    return status;
+}
+
+static bool is_lasting(const sk__visitor *visitor, int result) {
+    return result == visitor->gone_result || visitor->is_sticky(result);
+}
+
+sk_status sk__visit_leave_released(const sk__visitor *visitor, const void *self, void *undo,
+                                   const char *what, int result) {
+    sk_status status = sk__visit_leave(visitor, self, undo, what, result);
+    return is_lasting(visitor, result) ? SK_OK : status;
+}
+
+sk_status sk__visit_leave_locking(const sk__visitor *visitor, const void *self, void *undo,
+                                  const char *what, int result) {
+    sk_status status = sk__visit_leave(visitor, self, undo, what, result);
+    return status == SK_OK || is_lasting(visitor, result) ? status : SK_OUT_OF_HOST_MEMORY;
 }
 
 void sk__visit_end_with(const sk__visitor *visitor, const void *self) {
@@ -48,5 +72,5 @@ void sk__visit_end_with(const sk__visitor *visitor, const void *self) {
     visit.self = NULL;
     visit.entered = false;
     visit.undo = NULL;
-    sk__visit_leave(visitor, self, undo);
+    sk__visit_undo(visitor, self, undo);
 }
