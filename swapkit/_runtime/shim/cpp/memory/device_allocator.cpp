@@ -2,6 +2,7 @@
 #include "memory/device_allocator.hpp"
 
 #include "memory/streams.hpp"
+#include "python/failures.hpp"
 #include "python/links.hpp"
 
 #include <c10/util/Exception.h>
@@ -18,10 +19,8 @@ PyObject *opener = nullptr; // a Python object: opens devices and sets their lim
 
 // Return the text of the current Python exception, and clear the exception.
 std::string take_error() {
-    PyObject *type, *value, *trace;
-    PyErr_Fetch(&type, &value, &trace);
-    Ref<> owned[] = {Ref<>::steal(type), Ref<>::steal(value), Ref<>::steal(trace)};
-    Ref<> text = Ref<>::steal(value != nullptr ? PyObject_Str(value) : nullptr);
+    Ref<> failure = PyErr_Occurred() != nullptr ? take_exception() : Ref<>();
+    Ref<> text = Ref<>::steal(failure ? PyObject_Str(failure.get()) : nullptr);
     const char *words = text ? PyUnicode_AsUTF8(text.get()) : nullptr;
     std::string error = words != nullptr ? words : "an unknown error";
     PyErr_Clear();
@@ -32,8 +31,7 @@ sk_entry *open_device(int device) {
     TORCH_CHECK(Py_IsInitialized(), "swapkit: device ", device,
                 " has no pool, and Python has shut down");
     WithPython python;
-    Ref<> index = Ref<>::steal(PyLong_FromLong(device));
-    Ref<> address = index ? call_method<"open">(opener, index.get()) : Ref<>();
+    Ref<> address = call_method<"open">(opener, device);
     auto *entry = static_cast<sk_entry *>(address ? PyLong_AsVoidPtr(address.get()) : nullptr);
     TORCH_CHECK(entry != nullptr, "swapkit: no pool for device ", device, ": ", take_error());
     entries[device].store(entry);
@@ -154,11 +152,7 @@ void device_reset_peak(int device) {
 
 void device_limit(double share, int device) {
     WithPython python;
-    Ref<> number = Ref<>::steal(PyFloat_FromDouble(share));
-    Ref<> index = Ref<>::steal(PyLong_FromLong(device));
-    Ref<> done =
-        number && index ? call_method<"set_fraction">(opener, number.get(), index.get()) : Ref<>();
-    TORCH_CHECK(done, take_error());
+    TORCH_CHECK(call_method<"set_fraction">(opener, share, device), take_error());
 }
 
 } // namespace swapkit

@@ -14,7 +14,6 @@
 #include <c10/core/impl/COW.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include <string>
 #include <utility>
 
 namespace {
@@ -46,9 +45,6 @@ constexpr DispatchKeySet modes({
     DispatchKey::FuncTorchVmapMode,
     DispatchKey::Functionalize,
 });
-
-thread_local std::string storage_error;
-thread_local bool storage_is_out_of_memory = false;
 
 bool is_plain(c10::TensorImpl &tensor) {
     return !tensor.key_set().has_any(foreign) && tensor.layout() == c10::kStrided &&
@@ -150,35 +146,16 @@ void exchange_storage(c10::TensorImpl *alias, c10::StorageImpl *storage, std::in
     alias->set_storage_keep_dtype(std::move(fresh));
 }
 
-} // namespace swapkit
-
-c10::StorageImpl *swapkit_storage_new(std::size_t nbytes, std::int8_t device_type,
-                                      std::int8_t device_index) {
-    c10::Device device(static_cast<c10::DeviceType>(device_type), device_index);
-    try {
-        c10::OptionalDeviceGuard current;
-        if (!device.is_cpu()) {
-            current.reset_device(device);
-        }
-        c10::Allocator *allocator = swapkit::allocator_of(device.type());
-        return storage_of(allocator->allocate(nbytes), nbytes, allocator).release();
-    } catch (const c10::OutOfMemoryError &error) {
-        storage_is_out_of_memory = true;
-        storage_error = error.what_without_backtrace();
-        return nullptr;
-    } catch (const c10::Error &error) {
-        storage_error = error.what_without_backtrace();
-    } catch (const std::exception &error) {
-        storage_error = error.what();
+c10::StorageImpl *storage_new(std::size_t nbytes, c10::Device device) {
+    c10::OptionalDeviceGuard current;
+    if (!device.is_cpu()) {
+        current.reset_device(device);
     }
-    storage_is_out_of_memory = false;
-    return nullptr;
+    c10::Allocator *allocator = allocator_of(device.type());
+    return storage_of(allocator->allocate(nbytes), nbytes, allocator).release();
 }
 
-const char *swapkit_storage_error(bool *is_out_of_memory) {
-    *is_out_of_memory = storage_is_out_of_memory;
-    return storage_error.c_str();
-}
+} // namespace swapkit
 
 void swapkit_storage_hold(c10::StorageImpl *storage) { c10::raw::intrusive_ptr::incref(storage); }
 

@@ -41,16 +41,13 @@ bool is_known_to_python(c10::StorageImpl *storage);
 // Give an alias a storage, and reduce its offset by `shift` elements; null: an empty storage.
 void exchange_storage(c10::TensorImpl *alias, c10::StorageImpl *storage, std::int64_t shift);
 
+// Make a storage with new memory from torch's allocator, on this thread's current stream; the
+// caller owns it. Throws torch's error if the allocation fails.
+c10::StorageImpl *storage_new(std::size_t nbytes, c10::Device device);
+
 } // namespace swapkit
 
 extern "C" {
-
-// Make a storage with new memory from torch's allocator, on this thread's current stream; the
-// caller owns it. Null: the allocation failed, and swapkit_storage_error() returns the text of
-// torch's error.
-c10::StorageImpl *swapkit_storage_new(std::size_t nbytes, std::int8_t device_type,
-                                      std::int8_t device_index);
-const char *swapkit_storage_error(bool *is_out_of_memory);
 
 // Add or drop a reference to a storage, on any thread.
 void swapkit_storage_hold(c10::StorageImpl *storage);

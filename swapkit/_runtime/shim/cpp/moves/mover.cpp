@@ -10,7 +10,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -194,7 +193,7 @@ int copy_out(Mover *mover, Group *group) {
         if (is_no_room(status)) {
             mover->host_is_full = 1;
             if (is_first) {
-                group_end_copy(group);
+                group_forget_copy(group);
             }
         } else {
             (void)raises(status);
@@ -275,27 +274,19 @@ static int copy_in(Mover *mover, Group *group, bool tentative) {
     SWAPKIT_ASSERT(group->native != nullptr);
     c10::StorageImpl *storage = nullptr;
     bool previous = tentative && links.sk_tentative_set(true);
-    {
+    try {
         WithoutPython others;
-        storage = swapkit_storage_new(group->nbytes, static_cast<std::int8_t>(mover->device_type),
-                                      mover->device_index);
+        storage = storage_new(group->nbytes, mover->device());
+    } catch (const std::exception &) {
+        if (!tentative) {
+            raise_current();
+        }
     }
     if (tentative) {
         (void)links.sk_tentative_set(previous);
     }
     if (storage == nullptr) {
-        if (tentative) {
-            return 0;
-        }
-        bool is_out_of_memory = false;
-        const char *why = swapkit_storage_error(&is_out_of_memory);
-        Ref<> text = Ref<>::steal(
-            PyUnicode_DecodeUTF8(why, static_cast<Py_ssize_t>(std::strlen(why)), "replace"));
-        if (text) {
-            PyErr_SetObject(is_out_of_memory ? links.out_of_memory : PyExc_RuntimeError,
-                            text.get());
-        }
-        return -1;
+        return tentative ? 0 : -1;
     }
     describe(storage, group->description);
     ProfilerRange range(RangeName::swap_in);
@@ -401,9 +392,7 @@ static int has_room(Mover *mover, std::size_t nbytes, bool spares) {
     if (mover->pool != 0) {
         return links.sk_pool_has_room(reinterpret_cast<sk_pool *>(mover->pool), nbytes, spares);
     }
-    Ref<> number = Ref<>::steal(PyLong_FromSize_t(nbytes));
-    Ref<> room = number ? call_method<"has_room">(mover->policy, number.get()) : Ref<>();
-    return room ? PyObject_IsTrue(room.get()) : -1;
+    return is_true(call_method<"has_room">(mover->policy, nbytes));
 }
 
 // As `bring_early`, and `has_room`.
@@ -428,24 +417,6 @@ int bring_early(Mover *mover, Group *group) { return bring_if_room(mover, group,
 
 int bring_planned(Mover *mover, Group *group) { return bring_if_room(mover, group, false); }
 
-namespace {
-
-// While it lives, recomputed groups keep their recipes.
-class Early {
-  public:
-    explicit Early(Mover *mover)
-        : mover_(Ref<Mover>::share(mover)), former_(std::exchange(mover->books->is_early, true)) {}
-    ~Early() { mover_->books->is_early = former_; }
-    Early(const Early &) = delete;
-    Early &operator=(const Early &) = delete;
-
-  private:
-    Ref<Mover> mover_;
-    bool former_;
-};
-
-} // namespace
-
 int recompute_early(Mover *mover, Group *group) {
     if (group->storage != nullptr || !is_recomputed(group)) {
         return 1;
@@ -454,7 +425,8 @@ int recompute_early(Mover *mover, Group *group) {
         return 1; // its operands are in the order of that stream, as its use will be
     }
     int started = has_room(mover, group->nbytes, false);
-    const Early early(mover);
+    auto own = Ref<Mover>::share(mover);
+    const Meanwhile early(mover->books->is_early, true);
     return started == 1 && !compute_again(mover, group) ? -1 : started;
 }
 

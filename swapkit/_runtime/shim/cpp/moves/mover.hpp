@@ -77,7 +77,7 @@ struct Mover {
 extern Type mover_type, packer_type;
 
 // Holds the runtime's lock. False: the wait was interrupted.
-class Locked {
+class Locked : Unmovable {
   public:
     explicit Locked(const Mover *mover)
         : lock_(Ref<Lock>::share(mover->lock)), is_held_(lock_acquire(mover->lock)) {}
@@ -86,8 +86,6 @@ class Locked {
             lock_release(lock_.get());
         }
     }
-    Locked(const Locked &) = delete;
-    Locked &operator=(const Locked &) = delete;
     explicit operator bool() const { return is_held_; }
 
   private:

@@ -379,19 +379,13 @@ void follower_forget(Follower *follower, const Group *group) {
 }
 
 bool follower_finds_site(const Follower *follower, Group *group) {
-    if (follower == nullptr || follower->is_on == 0 ||
-        follower->untracked_thread != PyThread_get_thread_ident()) {
-        return false;
+    bool is_here = follower != nullptr && follower->untracked_thread == PyThread_get_thread_ident();
+    const Expected *event = is_here ? first_save_next(follower) : nullptr;
+    if (event != nullptr) {
+        group->tag = static_cast<std::uint32_t>(event->tag);
+        group->index = static_cast<std::uint32_t>(event->index);
     }
-    const Body &body = *follower->body;
-    if (follower->position >= body.events.size() ||
-        body.events[follower->position].kind != Event::first_save) {
-        return false;
-    }
-    const Expected &event = body.events[follower->position];
-    group->tag = static_cast<std::uint32_t>(event.tag);
-    group->index = static_cast<std::uint32_t>(event.index);
-    return true;
+    return event != nullptr;
 }
 
 void follower_end(Follower *follower) {

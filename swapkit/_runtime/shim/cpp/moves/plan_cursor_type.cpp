@@ -3,26 +3,11 @@
 
 #include "moves/plan_tables.hpp"
 
-#include <cstring>
+#include <algorithm>
 
 namespace swapkit {
 
 namespace {
-
-// Copy a table that Python has built. False: an exception is set.
-template <class Row> bool read_rows(const Bytes &bytes, std::vector<Row> *out) {
-    static_assert(sizeof(Row) % sizeof(std::int64_t) == 0);
-    auto length = static_cast<std::size_t>(bytes.len);
-    if (length % sizeof(Row) != 0) {
-        PyErr_SetString(PyExc_ValueError, "a table has an incomplete row");
-        return false;
-    }
-    out->resize(length / sizeof(Row));
-    if (length > 0) {
-        std::memcpy(out->data(), bytes.buf, length);
-    }
-    return true;
-}
 
 bool is_sound(const Body &body) {
     auto count = static_cast<std::int64_t>(body.storages.size());
@@ -48,8 +33,8 @@ bool follower_make(Follower *follower, Mover *mover, PyObject *owner, const Byte
     follower->mover = Ref<Mover>::share(mover).release();
     follower->owner = Py_NewRef(owner);
     Body *body = follower->body = new Body;
-    if (!read_rows(events, &body->events) || !read_rows(storages, &body->storages) ||
-        !read_rows(continuing, &body->continuing)) {
+    if (!events.read_rows(&body->events) || !storages.read_rows(&body->storages) ||
+        !continuing.read_rows(&body->continuing)) {
         return false;
     }
     if (!is_sound(*body)) {
@@ -74,16 +59,7 @@ bool follower_capture_rows(Follower *follower, const Bytes &rows) {
 
 // captured(): return the number of captures of each row.
 Ref<> follower_captured(const Follower *follower) {
-    const std::vector<std::uint64_t> &counts = follower->body->captured;
-    Ref<> list = Ref<>::steal(PyList_New(static_cast<Py_ssize_t>(counts.size())));
-    for (std::size_t at = 0; list && at < counts.size(); at++) {
-        PyObject *count = PyLong_FromUnsignedLongLong(counts[at]);
-        if (count == nullptr) {
-            return {};
-        }
-        PyList_SET_ITEM(list.get(), static_cast<Py_ssize_t>(at), count);
-    }
-    return list;
+    return list_of(follower->body->captured, for_python<std::uint64_t>);
 }
 
 // reset(): begin a step. Here and below the lock is held.
@@ -108,14 +84,12 @@ void follower_set_untracked(Follower *follower, bool is_untracked) {
 
 // site(): return (tag, index) of the next event if it is a first save, else None.
 PyObject *follower_site(const Follower *follower) {
-    const std::vector<Expected> &events = follower->body->events;
-    if (follower->is_on == 0 || follower->position >= events.size() ||
-        events[follower->position].kind != Event::first_save) {
+    const Expected *event = first_save_next(follower);
+    if (event == nullptr) {
         Py_RETURN_NONE;
     }
-    const Expected &event = events[follower->position];
-    return Py_BuildValue("LL", static_cast<long long>(event.tag),
-                         static_cast<long long>(event.index));
+    return Py_BuildValue("LL", static_cast<long long>(event->tag),
+                         static_cast<long long>(event->index));
 }
 
 // recompute(storage): recompute a storage of the plan now if it was saved, and there is room.

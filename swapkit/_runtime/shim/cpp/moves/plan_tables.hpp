@@ -72,4 +72,12 @@ struct Follower {
     unsigned long untracked_thread; // the thread on which modules are not tracked; 0: none
 };
 
+// The next event if it is a first save; null: it is not, or no step is followed.
+inline const Expected *first_save_next(const Follower *follower) {
+    const std::vector<Expected> &events = follower->body->events;
+    bool is_one = follower->is_on != 0 && follower->position < events.size() &&
+                  events[follower->position].kind == Event::first_save;
+    return is_one ? &events[follower->position] : nullptr;
+}
+
 } // namespace swapkit

@@ -262,8 +262,7 @@ bool timing_note(const Mover *mover, std::uint64_t clock, PyObject *kind, Group 
     if (traced != 1) {
         return traced == 0;
     }
-    Ref<> at = Ref<>::steal(PyLong_FromLongLong(number));
-    return at && call_method<"note_move">(mover->policy, kind, as_object(group), at.get());
+    return static_cast<bool>(call_method<"note_move">(mover->policy, kind, group, number));
 }
 
 void timing_forget(Group *group) {
@@ -305,21 +304,14 @@ bool timing_ring(std::uint64_t thread, std::int64_t number, Phase phase) {
     return is_done;
 }
 
-PyObject *timing_counts(const Mover *mover) {
-    Ref<> list = Ref<>::steal(PyList_New(0));
-    if (!list || mover->timing == nullptr) {
-        return list.release();
-    }
-    for (const auto &[number, thread] : mover->timing->threads) {
+Ref<> timing_counts(const Mover *mover) {
+    static const std::map<std::uint64_t, Thread> none;
+    return list_of(mover->timing == nullptr ? none : mover->timing->threads, [&](const auto &each) {
+        const auto &[number, thread] = each;
         std::size_t ends = mover->books->agenda.schedule(number).ends.size();
-        Ref<> counts = Ref<>::steal(Py_BuildValue(
-            "(nnn)", static_cast<Py_ssize_t>(thread.saved.size()), static_cast<Py_ssize_t>(ends),
-            static_cast<Py_ssize_t>(thread.orders.size())));
-        if (!counts || PyList_Append(list.get(), counts.get()) != 0) {
-            return nullptr;
-        }
-    }
-    return list.release();
+        return Ref<>::steal(
+            Py_BuildValue("(nnn)", thread.saved.size(), ends, thread.orders.size()));
+    });
 }
 
 } // namespace swapkit

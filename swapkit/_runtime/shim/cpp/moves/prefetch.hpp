@@ -31,7 +31,7 @@ void timing_end(Mover *mover);
 // Do the moves due at an operator, for every mover. Takes the lock. False: an exception is set.
 bool timing_ring(std::uint64_t thread, std::int64_t number, Phase phase);
 // Return, for tests, the numbers of saves, pending releases and orders of each thread.
-PyObject *timing_counts(const Mover *mover);
+Ref<> timing_counts(const Mover *mover);
 
 } // namespace swapkit
 

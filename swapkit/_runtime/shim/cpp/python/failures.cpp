@@ -12,19 +12,6 @@ namespace swapkit {
 
 namespace {
 
-// Return the current exception, and clear it.
-Ref<> take_exception() {
-    PyObject *type, *value, *trace;
-    PyErr_Fetch(&type, &value, &trace);
-    PyErr_NormalizeException(&type, &value, &trace);
-    if (trace != nullptr) {
-        PyException_SetTraceback(value, trace);
-    }
-    Py_XDECREF(type);
-    Py_XDECREF(trace);
-    return Ref<>::steal(value);
-}
-
 void report(PyObject *where, const Ref<> &error) {
     PyErr_SetObject(as_object(Py_TYPE(error.get())), error.get());
     PyErr_WriteUnraisable(where);
@@ -57,9 +44,7 @@ void dispose(PyObject *where, bool is_foreign) {
     left.push_back({.error = take_exception(), .flag = is_foreign});
     std::vector<Ref<>> failures;
     for (int tries = 0; !left.empty() && tries < most_tries; tries++) {
-        Ref<> is_sure = Ref<>::steal(PyBool_FromLong(left.back().flag));
-        Ref<> is_kept = Ref<>::steal(PyObject_CallFunctionObjArgs(
-            links.note_interruption, left.back().error.get(), is_sure.get(), nullptr));
+        Ref<> is_kept = call(links.note_interruption, left.back().error.get(), left.back().flag);
         if (!is_kept) { // a signal handler raised in the call
             left.push_back({.error = take_exception(), .flag = true});
             continue;
@@ -84,6 +69,18 @@ void dispose(PyObject *where, bool is_foreign) {
 }
 
 } // namespace
+
+Ref<> take_exception() {
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    if (trace != nullptr) {
+        PyException_SetTraceback(value, trace);
+    }
+    Py_XDECREF(type);
+    Py_XDECREF(trace);
+    return Ref<>::steal(value);
+}
 
 void swallow(const Named *named) { dispose(named->function, false); }
 

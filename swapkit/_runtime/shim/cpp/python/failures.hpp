@@ -8,6 +8,8 @@ namespace swapkit {
 
 struct Named;
 
+// Return the current exception, and clear it.
+Ref<> take_exception();
 // Handle the current exception without raising it: torch runs an operator whose capture failed as
 // if the operator were not named. A signal handler's exception waits for the main thread's next
 // Python instruction.

@@ -31,16 +31,14 @@ bool raise_interruption() {
     if (PyList_GET_SIZE(links.interruptions) == 0) {
         return true;
     }
-    return static_cast<bool>(Ref<>::steal(PyObject_CallNoArgs(links.raise_interruption)));
+    return static_cast<bool>(call(links.raise_interruption));
 }
 
 bool raises(sk_status status) {
     if (status == SK_OK) {
         return false;
     }
-    Ref<> number = Ref<>::steal(PyLong_FromLong(status));
-    Ref<> error =
-        Ref<>::steal(number ? PyObject_CallOneArg(links.error_of, number.get()) : nullptr);
+    Ref<> error = call(links.error_of, status);
     if (error) {
         PyErr_SetObject(as_object(Py_TYPE(error.get())), error.get());
     }
@@ -79,14 +77,8 @@ bool release_group(Mover *mover, Group *group) {
     return release(mover, group);
 }
 
-Ref<> list_of(const BySerial &groups) {
-    Ref<> list = Ref<>::steal(PyList_New(0));
-    for (auto each = groups.begin(); list && each != groups.end(); ++each) {
-        if (PyList_Append(list.get(), as_object(each->second)) != 0) {
-            return {};
-        }
-    }
-    return list;
+Ref<> groups_of(const BySerial &groups) {
+    return list_of(groups, [](const auto &each) { return for_python(each.second); });
 }
 
 Ref<> stalls_of(const Mover *mover) {
@@ -196,11 +188,11 @@ Type mover_type(
     variable("holds_copies", &Mover::holds_copies),
     variable("makes_reclaimable", &Mover::makes_reclaimable),
     variable("hears_saves", &Mover::hears_saves),
-    property<[](Mover *mover) { return list_of(mover->books->resident); }>("resident"),
+    property<[](Mover *mover) { return groups_of(mover->books->resident); }>("resident"),
     property<[](Mover *mover) { return mover->books->resident.size(); }>("resident_count"),
     property<[](Mover *mover) { return mover->books->agenda.line(Line::ahead).size(); }>(
         "dirty_count"),
-    property<[](Mover *mover) { return list_of(mover->books->agenda.out); }>("out"),
+    property<[](Mover *mover) { return groups_of(mover->books->agenda.out); }>("out"),
     property<stalls_of>("stalls"), property<timing_counts>("timed"),
     property<[](Mover *mover) { return mover->books->index.size(); }>("indexed_count"),
     property<[](Mover *mover) {
@@ -293,14 +285,9 @@ PyModuleDef module = {
 // Add a list of names to the module; false: an exception is set.
 template <std::size_t count>
 bool add_names(PyObject *to, const char *list, const char *const (&names)[count]) {
-    Ref<> made = Ref<>::steal(PyList_New(0));
-    for (const char *name : names) {
-        Ref<> text = Ref<>::steal(PyUnicode_FromString(name));
-        if (!made || !text || PyList_Append(made.get(), text.get()) != 0) {
-            return false;
-        }
-    }
-    return PyModule_AddObjectRef(to, list, made.get()) == 0;
+    Ref<> made =
+        list_of(names, [](const char *name) { return Ref<>::steal(PyUnicode_FromString(name)); });
+    return made && PyModule_AddObjectRef(to, list, made.get()) == 0;
 }
 
 } // namespace

@@ -11,9 +11,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <exception>
 #include <new>
+#include <type_traits>
 #include <utility>
 
 namespace swapkit {
@@ -44,20 +46,37 @@ template <class Object = PyObject> class Ref {
     Object *object_ = nullptr;
 };
 
+// What stays where it was made.
+struct Unmovable {
+    Unmovable() = default;
+    Unmovable(const Unmovable &) = delete;
+    Unmovable &operator=(const Unmovable &) = delete;
+};
+
+// Gives a variable another value while it lives.
+template <class Value> class Meanwhile : Unmovable {
+  public:
+    Meanwhile(Value &place, Value value)
+        : place_(place), former_(std::exchange(place, std::move(value))) {}
+    ~Meanwhile() { place_ = former_; }
+
+  private:
+    Value &place_;
+    Value former_;
+};
+
 // Holds the GIL, on any thread: torch calls from its own threads, and may have released the GIL.
-class WithPython {
+class WithPython : Unmovable {
   public:
     WithPython() : state_(PyGILState_Ensure()) {}
     ~WithPython() { PyGILState_Release(state_); }
-    WithPython(const WithPython &) = delete;
-    WithPython &operator=(const WithPython &) = delete;
 
   private:
     PyGILState_STATE state_;
 };
 
 // Releases the GIL, so that other threads can run Python.
-class WithoutPython {
+class WithoutPython : Unmovable {
   public:
     WithoutPython() : state_(PyEval_SaveThread()) {}
     ~WithoutPython() {
@@ -70,11 +89,19 @@ class WithoutPython {
             }
         }
     }
-    WithoutPython(const WithoutPython &) = delete;
-    WithoutPython &operator=(const WithoutPython &) = delete;
 
   private:
     PyThreadState *state_;
+};
+
+// The current exception, put aside while it lives: destructors and hooks also run while one is set.
+class PutAside : Unmovable {
+  public:
+    PutAside() { PyErr_Fetch(&type_, &value_, &trace_); }
+    ~PutAside() { PyErr_Restore(type_, value_, trace_); }
+
+  private:
+    PyObject *type_ = nullptr, *value_ = nullptr, *trace_ = nullptr;
 };
 
 // For assertions: whether this thread holds the GIL.
@@ -114,18 +141,63 @@ template <Text name> Ref<> attribute(PyObject *object) {
     return Ref<>::steal(PyObject_GetAttr(object, interned<name>()));
 }
 
-// Return whether an attribute is true. -1: an exception is set.
-template <Text name> int is_true(PyObject *object) {
-    Ref<> value = attribute<name>(object);
-    return value ? PyObject_IsTrue(value.get()) : -1;
+// Return whether a value is true. -1: there is none, an exception is set.
+inline int is_true(const Ref<> &value) { return value ? PyObject_IsTrue(value.get()) : -1; }
+template <Text name> int is_true(PyObject *object) { return is_true(attribute<name>(object)); }
+
+// Return a number or an object for Python; none: an exception is set.
+template <class Value> Ref<> for_python(Value value) {
+    if constexpr (std::is_same_v<Value, bool>) {
+        return Ref<>::steal(PyBool_FromLong(value));
+    } else if constexpr (std::floating_point<Value>) {
+        return Ref<>::steal(PyFloat_FromDouble(value));
+    } else if constexpr (std::unsigned_integral<Value>) {
+        return Ref<>::steal(PyLong_FromUnsignedLongLong(value));
+    } else if constexpr (std::signed_integral<Value> || std::is_enum_v<Value>) {
+        return Ref<>::steal(PyLong_FromLongLong(static_cast<long long>(value)));
+    } else {
+        return Ref<>::share(as_object(value));
+    }
 }
 
-// Call a method and return its result; none: it raised.
+// The arguments of a call. False: an exception is set.
+template <std::size_t count> struct Given {
+    Ref<> owned[count + 1];
+    PyObject *stack[count + 2] = {};
+    explicit operator bool() {
+        for (std::size_t at = 0; at < count; at++) {
+            stack[at + 1] = owned[at].get();
+        }
+        return std::find(stack + 1, stack + 1 + count, nullptr) == stack + 1 + count;
+    }
+    static constexpr std::size_t flags = count | PY_VECTORCALL_ARGUMENTS_OFFSET;
+};
+
+// Call a function and return its result; none: it raised, or there is no function.
+template <class... Args> Ref<> call(PyObject *function, Args... args) {
+    Given<sizeof...(args)> given = {{for_python(args)...}};
+    return Ref<>::steal(function != nullptr && given
+                            ? PyObject_Vectorcall(function, given.stack + 1, given.flags, nullptr)
+                            : nullptr);
+}
+// Likewise a method.
 template <Text name, class... Args> Ref<> call_method(PyObject *object, Args... args) {
-    PyObject *stack[] = {nullptr, object, args...};
-    std::size_t count = sizeof...(args) + 1;
-    return Ref<>::steal(PyObject_VectorcallMethod(interned<name>(), stack + 1,
-                                                  count | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
+    Given<sizeof...(args) + 1> given = {{for_python(object), for_python(args)...}};
+    return Ref<>::steal(
+        given ? PyObject_VectorcallMethod(interned<name>(), given.stack + 1, given.flags, nullptr)
+              : nullptr);
+}
+
+// Return a list of what `make` returns for each item; none: an exception is set.
+template <class Some, class Make> Ref<> list_of(const Some &some, Make make) {
+    Ref<> list = Ref<>::steal(PyList_New(0));
+    for (const auto &each : some) {
+        Ref<> item = list ? make(each) : Ref<>();
+        if (!item || PyList_Append(list.get(), item.get()) != 0) {
+            return {};
+        }
+    }
+    return list;
 }
 
 } // namespace swapkit

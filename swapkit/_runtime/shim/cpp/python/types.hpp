@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <initializer_list>
 #include <string>
@@ -104,11 +105,24 @@ template <PyTypeObject *type> struct Argument<Of<type>> {
 };
 
 // The bytes of an object, for as long as a function runs.
-struct Bytes : Py_buffer {
+struct Bytes : Py_buffer, Unmovable {
     Bytes() : Py_buffer{} {}
     ~Bytes() { PyBuffer_Release(this); }
-    Bytes(const Bytes &) = delete;
-    Bytes &operator=(const Bytes &) = delete;
+
+    // Read a table that Python has built, of rows of 64-bit numbers. False: an exception is set.
+    template <class Row> bool read_rows(std::vector<Row> *out) const {
+        static_assert(sizeof(Row) % sizeof(std::int64_t) == 0);
+        auto length = static_cast<std::size_t>(len);
+        if (length % sizeof(Row) != 0) {
+            PyErr_SetString(PyExc_ValueError, "a table has an incomplete row");
+            return false;
+        }
+        out->resize(length / sizeof(Row));
+        if (length > 0) {
+            std::memcpy(out->data(), buf, length);
+        }
+        return true;
+    }
 };
 template <> struct Argument<Bytes> {
     static bool read(PyObject *given, Bytes *out) {

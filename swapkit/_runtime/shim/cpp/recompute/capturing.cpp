@@ -12,15 +12,9 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <algorithm>
-#include <cstring>
 #include <deque>
 #include <string>
 #include <utility>
-
-// As torch/csrc/autograd/graph_task.h declares it, which takes long to compile.
-namespace torch::autograd {
-int get_current_graph_task_id(); // NOLINT(readability-identifier-naming)
-} // namespace torch::autograd
 
 namespace swapkit {
 
@@ -88,8 +82,7 @@ std::size_t Cursor::count(const Named *named) {
 // The hooks whose follower has set the cursor and still is at its event, borrowed; null: none.
 Packer *expecting() {
     Packer *packer = innermost_packer();
-    if (packer == nullptr || !packer->is_following() ||
-        torch::autograd::get_current_graph_task_id() != -1) {
+    if (packer == nullptr || !packer->is_following() || is_in_backward()) {
         return nullptr;
     }
     const Follower *follower = packer->mover->follower;
@@ -109,7 +102,7 @@ struct Claim {
 };
 
 // The capture of one operator run, from before the run until after it.
-class Capture {
+class Capture : Unmovable {
   public:
     Capture(const Named *named, Claim claim, c10::DispatchKeySet keys, const Stack &stack)
         : claim_(claim), table_(claim.captor == Captor::plan ? cursor.table : nullptr) {
@@ -165,8 +158,6 @@ class Capture {
             packer_ = Ref<Packer>();
         }
     }
-    Capture(const Capture &) = delete;
-    Capture &operator=(const Capture &) = delete;
 
   private:
     // The hooks that the run is captured for; null: it is not captured after all.
@@ -365,7 +356,7 @@ class Kernel final : public c10::OperatorKernel {
         bool is_kept = region_keeps(region, named_);
         bool can_repeat = named_->can_repeat || region_refills(region, named_, *stack);
         std::vector<c10::StorageImpl *> changed = region_writes(region, named_, *stack);
-        if (!is_kept && can_repeat && torch::autograd::get_current_graph_task_id() == -1) {
+        if (!is_kept && can_repeat && !is_in_backward()) {
             bool is_done = capture({.captor = Captor::region, .region = region}, keys, stack);
             if (!is_done || !named_->gives_written) {
                 region_written(region, changed);
@@ -522,9 +513,9 @@ std::shared_ptr<const CaptureTable> capture_table(const Bytes &bytes, std::size_
         std::int64_t event, named, run, results, count;
     };
     auto table = std::make_shared<CaptureTable>();
-    std::vector<Row> rows(static_cast<std::size_t>(bytes.len) / sizeof(Row));
-    if (!rows.empty()) {
-        std::memcpy(rows.data(), bytes.buf, rows.size() * sizeof(Row));
+    std::vector<Row> rows;
+    if (!bytes.read_rows(&rows)) {
+        return nullptr;
     }
     table->first.assign(events + 2, 0);
     std::int64_t latest = 0;

@@ -11,14 +11,8 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <unordered_map>
 #include <utility>
-
-// As torch/csrc/autograd/graph_task.h declares it, which takes long to compile.
-namespace torch::autograd {
-int get_current_graph_task_id(); // NOLINT(readability-identifier-naming)
-} // namespace torch::autograd
 
 namespace swapkit {
 
@@ -110,9 +104,9 @@ bool read_kind_places(ChoiceTable *table, const Bytes &bytes) {
     struct Row {
         std::int64_t named, kind;
     };
-    std::vector<Row> rows(static_cast<std::size_t>(bytes.len) / sizeof(Row));
-    if (!rows.empty()) {
-        std::memcpy(rows.data(), bytes.buf, rows.size() * sizeof(Row));
+    std::vector<Row> rows;
+    if (!bytes.read_rows(&rows)) {
+        return false;
     }
     for (const Row &row : rows) {
         const Named *named = named_at(static_cast<std::size_t>(row.named));
@@ -150,14 +144,9 @@ Ref<> choices_seen(const Choices *choices) {
         runs[chosen.kind].all += chosen.seen;
         runs[chosen.kind].held += chosen.is_void ? 0 : chosen.seen;
     }
-    Ref<> counts = Ref<>::steal(PyList_New(0));
-    for (const Runs &each : runs) {
-        Ref<> count = Ref<>::steal(Py_BuildValue("(KK)", each.all, each.held));
-        if (!counts || !count || PyList_Append(counts.get(), count.get()) != 0) {
-            return {};
-        }
-    }
-    return counts;
+    return list_of(runs, [](const Runs &each) {
+        return Ref<>::steal(Py_BuildValue("(KK)", each.all, each.held));
+    });
 }
 
 Type choices_type(Life<Choices, MadeBy<choices_make>, Freed<choices_free>>(), "Choices",
@@ -282,12 +271,10 @@ Ref<Choosing> choosing_enter(Choosing *choosing) {
 
 void choosing_free(Choosing *choosing) {
     if (choosing->open != nullptr) { // an interruption may have skipped `__exit__`
-        PyObject *type, *value, *trace;
-        PyErr_Fetch(&type, &value, &trace);
+        PutAside failure;
         if (!close_choosing(choosing)) {
             PyErr_WriteUnraisable(as_object(choosing));
         }
-        PyErr_Restore(type, value, trace);
     }
 }
 
@@ -362,7 +349,7 @@ UsingChosen::UsingChosen(const Named *named) {
 UsingChosen::~UsingChosen() { uses--; }
 
 Packer *choosing_packer() {
-    if (!c10::GradMode::is_enabled() || torch::autograd::get_current_graph_task_id() != -1) {
+    if (!c10::GradMode::is_enabled() || is_in_backward()) {
         return nullptr;
     }
     Packer *packer = innermost_packer();

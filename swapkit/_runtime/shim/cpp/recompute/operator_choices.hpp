@@ -38,12 +38,10 @@ struct Chosen {
 bool is_anything_chosen();
 // Keeps this thread's open tables alive while a kernel uses them: Python code that runs meanwhile
 // (signal handlers, finalizers) may end them. Only where `is_anything_chosen`.
-class UsingChosen {
+class UsingChosen : Unmovable {
   public:
     explicit UsingChosen(const Named *named);
     ~UsingChosen();
-    UsingChosen(const UsingChosen &) = delete;
-    UsingChosen &operator=(const UsingChosen &) = delete;
 };
 
 // Count an operator that runs now, and return the choice for it; null: none. Valid as long as the

@@ -291,7 +291,7 @@ bool note_random(Recipe *recipe) {
     if (!recipe->random) {
         return true;
     }
-    Ref<> moved = Ref<>::steal(PyObject_CallOneArg(links.has_moved, recipe->random.get()));
+    Ref<> moved = call(links.has_moved, recipe->random.get());
     if (moved && moved.get() == Py_False) {
         recipe->random = Ref<>();
     }

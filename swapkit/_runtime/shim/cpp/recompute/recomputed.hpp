@@ -13,12 +13,10 @@ namespace swapkit {
 
 // While one of these lives, this thread's operators are parts of another operator, or our own:
 // nothing is captured.
-class Deeper {
+class Deeper : Unmovable {
   public:
     Deeper() { depth()++; }
     ~Deeper() { depth()--; }
-    Deeper(const Deeper &) = delete;
-    Deeper &operator=(const Deeper &) = delete;
     static int &depth();
 };
 

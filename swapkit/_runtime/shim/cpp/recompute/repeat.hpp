@@ -19,31 +19,26 @@ std::uint64_t settings_word(c10::Device device);
 Ref<> settings_now(std::uint64_t word);
 
 // Restores former settings or generator states while it lives, and then the current ones again.
-class Again {
+class Again : Unmovable {
   public:
     // False: an exception is set.
     bool enter(PyObject *then) {
-        Ref<> manager = Ref<>::steal(PyObject_CallOneArg(links.again, then));
+        Ref<> manager = call(links.again, then);
         Ref<> done = manager ? call_method<"__enter__">(manager.get()) : Ref<>();
         if (done) {
             manager_ = std::move(manager);
         }
         return static_cast<bool>(done);
     }
-    Again() = default;
     ~Again() {
         if (!manager_) {
             return;
         }
-        PyObject *type, *value, *trace;
-        PyErr_Fetch(&type, &value, &trace);
+        PutAside failure;
         if (!call_method<"__exit__">(manager_.get(), Py_None, Py_None, Py_None)) {
             PyErr_WriteUnraisable(manager_.get());
         }
-        PyErr_Restore(type, value, trace);
     }
-    Again(const Again &) = delete;
-    Again &operator=(const Again &) = delete;
 
   private:
     Ref<> manager_;

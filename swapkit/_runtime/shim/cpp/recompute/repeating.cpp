@@ -34,8 +34,7 @@ at::Tensor told_now(const Recipe *recipe, Handle *handle) {
         return {};
     }
     if (!has_memory(*impl)) {
-        Ref<> result = Ref<>::steal(PyObject_CallFunctionObjArgs(links.refuse_emptied, handle,
-                                                                 recipe->named->function, nullptr));
+        (void)call(links.refuse_emptied, handle, recipe->named->function);
         return {};
     }
     return at::Tensor(Impl::reclaim_copy(impl));
@@ -45,15 +44,14 @@ at::Tensor told_now(const Recipe *recipe, Handle *handle) {
 at::Tensor handle_now(const Recipe *recipe, Handle *handle) {
     using Impl = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
     if (!handle_is_intact(handle)) {
-        Ref<> result = Ref<>::steal(PyObject_CallFunctionObjArgs(links.refuse_operand, handle,
-                                                                 recipe->named->function, nullptr));
+        (void)call(links.refuse_operand, handle, recipe->named->function);
         return {};
     }
     if (handle->weight != nullptr) {
         c10::TensorImpl *weight = handle_read(handle, recipe->named->function);
         return weight == nullptr ? at::Tensor() : at::Tensor(Impl::reclaim(weight));
     }
-    bool is_used = torch::autograd::get_current_graph_task_id() != -1;
+    bool is_used = is_in_backward();
     if (is_used && handle->teller != nullptr) {
         return told_now(recipe, handle);
     }
@@ -61,8 +59,7 @@ at::Tensor handle_now(const Recipe *recipe, Handle *handle) {
         return {};
     }
     if (!has_memory(*handle->alias)) {
-        Ref<> result = Ref<>::steal(PyObject_CallFunctionObjArgs(links.refuse_emptied, handle,
-                                                                 recipe->named->function, nullptr));
+        (void)call(links.refuse_emptied, handle, recipe->named->function);
         return {};
     }
     // Not the alias itself: a rescue may strip it while the operator runs.
@@ -96,9 +93,7 @@ bool check_sample(const Recipe *recipe, const Operand &operand, const at::Tensor
     if (sample == 0 || sample == operand.sample) {
         return true;
     }
-    Ref<> refused = Ref<>::steal(
-        PyObject_CallFunctionObjArgs(links.refuse_overwritten, recipe->named->function, nullptr));
-    return false;
+    return static_cast<bool>(call(links.refuse_overwritten, recipe->named->function));
 }
 
 bool fill_arguments(const Recipe *recipe, Stack *stack) {
@@ -148,14 +143,9 @@ struct Rerun {
 };
 
 Ref<> wrap_all(const std::vector<at::Tensor> &tensors) {
-    Ref<> list = Ref<>::steal(PyList_New(0));
-    for (const at::Tensor &each : tensors) {
-        Ref<> wrapped = Ref<>::steal(list ? wrap(each.unsafeGetTensorImpl()) : nullptr);
-        if (!wrapped || PyList_Append(list.get(), wrapped.get()) != 0) {
-            return {};
-        }
-    }
-    return list;
+    return list_of(tensors, [](const at::Tensor &each) {
+        return Ref<>::steal(wrap(each.unsafeGetTensorImpl()));
+    });
 }
 
 PyObject *rerun(PyObject *self, PyObject *) {
@@ -194,8 +184,7 @@ bool run_seen(const Recipe *recipe, Stack *stack) {
     Ref<> capsule = Ref<>::steal(PyCapsule_New(&body, nullptr, nullptr));
     Ref<> run = Ref<>::steal(capsule ? PyCFunction_New(&rerun_method, capsule.get()) : nullptr);
     Ref<> given = run ? wrap_all(read) : Ref<>();
-    if (!given || !Ref<>::steal(PyObject_CallFunctionObjArgs(links.repeat, recipe->named->function,
-                                                             given.get(), run.get(), nullptr))) {
+    if (!call(links.repeat, recipe->named->function, given.get(), run.get())) {
         return false;
     }
     *stack = std::move(made);
@@ -206,15 +195,11 @@ bool give(Recipe *recipe, Group *group, const at::Tensor &tensor, std::size_t re
     if (layout_of(tensor) != recipe->layouts[result] ||
         tensor.storage().nbytes() != group->nbytes) {
         Ref<> found = Ref<>::steal(wrap(tensor.unsafeGetTensorImpl()));
-        Ref<> refused = Ref<>::steal(PyObject_CallFunctionObjArgs(
-            links.refuse_mismatch, recipe->named->function, found.get(), nullptr));
-        return false;
+        return static_cast<bool>(call(links.refuse_mismatch, recipe->named->function, found.get()));
     }
     if (group->digest != nullptr) {
         Ref<> found = Ref<>::steal(wrap(tensor.unsafeGetTensorImpl()));
-        if (!found || !Ref<>::steal(PyObject_CallFunctionObjArgs(
-                          links.compare_digest, group->digest, recipe->named->function, found.get(),
-                          nullptr))) {
+        if (!call(links.compare_digest, group->digest, recipe->named->function, found.get())) {
             return false;
         }
     }
@@ -241,8 +226,7 @@ bool retain(const Recipe *recipe) {
             books.retained.push_back(Ref<Group>::share(group));
         }
     }
-    return !is_first || books.retained.empty() ||
-           Ref<>::steal(PyObject_CallOneArg(links.pass_retains, as_object(recipe->mover.get())));
+    return !is_first || books.retained.empty() || call(links.pass_retains, recipe->mover.get());
 }
 
 // Count a recomputation: each operator, but a region only once per backward pass.
@@ -304,9 +288,7 @@ bool give_all(Recipe *recipe, const std::vector<at::Tensor> &made, const Run *ne
 bool repeat(Recipe *recipe, const Run *needing, std::vector<Ref<Group>> *passing) {
     RecipeRef hold(recipe);
     if (recipe->is_over) {
-        Ref<> refused = Ref<>::steal(PyObject_CallFunctionObjArgs(
-            links.refuse_overwritten, recipe->named->function, nullptr));
-        return false;
+        return static_cast<bool>(call(links.refuse_overwritten, recipe->named->function));
     }
     Stack stack;
     if (!fill_arguments(recipe, &stack) || !run_seen(recipe, &stack)) {
@@ -319,7 +301,7 @@ bool repeat(Recipe *recipe, const Run *needing, std::vector<Ref<Group>> *passing
     }
     bool is_passed = passing->size() != passed;
     // If the graph is retained, another pass recomputes it.
-    bool is_in_pass = torch::autograd::get_current_graph_task_id() != -1;
+    bool is_in_pass = is_in_backward();
     bool is_last = is_in_pass ? !torch::autograd::get_current_graph_task_keep_graph()
                               : !recipe->mover->books->is_early;
     if (is_last && !recipe->is_spare && !is_passed) { // a rescue may drop spare groups again

@@ -11,11 +11,6 @@
 #include <unordered_set>
 #include <vector>
 
-// As torch/csrc/autograd/graph_task.h declares it, which takes long to compile.
-namespace torch::autograd {
-int get_current_graph_task_id(); // NOLINT(readability-identifier-naming)
-} // namespace torch::autograd
-
 namespace swapkit {
 
 namespace {
@@ -89,8 +84,7 @@ void end_captures(Mover *mover) {
 }
 
 Packer *standing_by() {
-    if (!stands_anyone_by() || !c10::GradMode::is_enabled() ||
-        torch::autograd::get_current_graph_task_id() != -1) {
+    if (!stands_anyone_by() || !c10::GradMode::is_enabled() || is_in_backward()) {
         return nullptr;
     }
     Packer *packer = innermost_packer();
@@ -102,9 +96,7 @@ int may_keep(const Mover *mover, const c10::StorageImpl *storage) {
     if (storage->nbytes() <= little_bytes) {
         return 1;
     }
-    Ref<> address = Ref<>::steal(PyLong_FromVoidPtr(const_cast<c10::StorageImpl *>(storage)));
-    Ref<> is_state = address ? call_method<"is_state">(mover->tracker, address.get()) : Ref<>();
-    return is_state ? PyObject_IsTrue(is_state.get()) : -1;
+    return is_state(mover, storage);
 }
 
 void carry_captured(Mover *mover, std::vector<Ref<Group>> groups) {
@@ -113,7 +105,7 @@ void carry_captured(Mover *mover, std::vector<Ref<Group>> groups) {
 
 bool backward_begins(Mover *mover) {
     Carried &captured = mover->books->captured;
-    if (captured.is_empty() || torch::autograd::get_current_graph_task_id() == -1) {
+    if (captured.is_empty() || !is_in_backward()) {
         return true;
     }
     Locked lock(mover);

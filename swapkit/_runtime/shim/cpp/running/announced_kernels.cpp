@@ -44,18 +44,6 @@ std::atomic<Naming> naming{Naming::none};
 // Whether this thread is inside a function of ours that raises what fails below.
 thread_local bool is_raising = false;
 
-// The current exception, put aside: hooks also run while an exception unwinds the caller.
-class PutAside {
-  public:
-    PutAside() { PyErr_Fetch(&type_, &value_, &trace_); }
-    ~PutAside() { PyErr_Restore(type_, value_, trace_); }
-    PutAside(const PutAside &) = delete;
-    PutAside &operator=(const PutAside &) = delete;
-
-  private:
-    PyObject *type_ = nullptr, *value_ = nullptr, *trace_ = nullptr;
-};
-
 // A storage that a kernel holds.
 struct Held {
     c10::StorageImpl *storage; // owned
@@ -172,9 +160,8 @@ std::uint32_t find_label(std::uint32_t outer_tag, const char *name) {
     }
     WithPython python;
     PutAside former;
-    Ref<> outer = Ref<>::steal(PyLong_FromUnsignedLong(outer_tag)), text = text_of(name);
-    std::uint32_t tag =
-        read_tag(outer && text ? call_method<"label">(owner, outer.get(), text.get()) : Ref<>());
+    Ref<> text = text_of(name);
+    std::uint32_t tag = read_tag(call_method<"label">(owner, outer_tag, text.get()));
     if (tag != 0) { // else it failed: the next kernel tries again
         std::lock_guard lock(labels.mutex);
         labels.known[outer_tag][name] = tag;
@@ -201,7 +188,7 @@ void track(Announced *kernel, const char *name) {
     WithPython python;
     PutAside former;
     Ref<> text = text_of(name);
-    Ref<> begun = text ? call_method<"begin">(owner, text.get()) : Ref<>();
+    Ref<> begun = call_method<"begin">(owner, text.get());
     unsigned int tag = 0;
     PyObject *tracked = nullptr;
     if (begun && PyArg_ParseTuple(begun.get(), "IO:begin", &tag, &tracked) != 0) {
@@ -250,8 +237,7 @@ std::optional<std::uint32_t> untrack(Announced *kernel) {
     WithPython python;
     PutAside former;
     Ref<> tracked = Ref<>::steal(std::exchange(kernel->tracked, nullptr));
-    Ref<> nbytes = Ref<>::steal(PyLong_FromSize_t(kernel->nbytes));
-    Ref<> place = nbytes ? call_method<"end">(owner, tracked.get(), nbytes.get()) : Ref<>();
+    Ref<> place = call_method<"end">(owner, tracked.get(), kernel->nbytes);
     if (!place) {
         swallow(owner);
         return std::nullopt;

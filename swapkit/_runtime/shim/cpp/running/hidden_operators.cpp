@@ -34,12 +34,10 @@ PyObject *hidden_enter(Hidden *hidden) {
     const std::array<PyObject *, 3> kinds = {links.no_function_modes, links.no_dispatch_modes,
                                              links.no_transforms};
     for (std::size_t at = 0; at < kinds.size(); at++) {
-        Ref<> guard = Ref<>::steal(PyObject_CallNoArgs(kinds[at]));
+        Ref<> guard = call(kinds[at]);
         if (!guard || !call_method<"__enter__">(guard.get())) {
-            PyObject *type, *value, *trace;
-            PyErr_Fetch(&type, &value, &trace);
+            PutAside failure;
             (void)leave(hidden);
-            PyErr_Restore(type, value, trace);
             return nullptr;
         }
         hidden->guards[at] = guard.release();

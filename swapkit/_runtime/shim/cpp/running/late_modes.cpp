@@ -59,7 +59,7 @@ void set_modes(Ref<> modes) {
 }
 
 // The innermost mode, on torch's stack while this lives; null: there is none.
-class Shown {
+class Shown : Unmovable {
   public:
     Shown() {
         WithPython python;
@@ -86,8 +86,6 @@ class Shown {
                                        : Ref<>::steal(PySequence_Concat(modes, last.get())));
         }
     }
-    Shown(const Shown &) = delete;
-    Shown &operator=(const Shown &) = delete;
 
     bool is_shown = false;
 };

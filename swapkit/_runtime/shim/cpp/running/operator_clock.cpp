@@ -9,6 +9,7 @@
 #include "running/operator_clock.hpp"
 
 #include "moves/prefetch.hpp"
+#include "python/failures.hpp"
 #include "python/links.hpp"
 
 #include <ATen/record_function.h>
@@ -64,16 +65,8 @@ Clock &clock_of(std::uint64_t thread) { return clocks[thread % clocks_count]; }
 
 // Note a failed ring. Return whether to try again: a signal handler interrupted the ring.
 bool note_failure() {
-    PyObject *type, *value, *trace;
-    PyErr_Fetch(&type, &value, &trace);
-    PyErr_NormalizeException(&type, &value, &trace);
-    if (trace != nullptr) {
-        PyException_SetTraceback(value, trace);
-    }
-    Ref<> is_handled = Ref<>::steal(PyObject_CallOneArg(links.note_failure, value));
-    Py_XDECREF(type);
-    Py_XDECREF(value);
-    Py_XDECREF(trace);
+    Ref<> failure = take_exception();
+    Ref<> is_handled = call(links.note_failure, failure.get());
     if (!is_handled) {
         PyErr_WriteUnraisable(links.note_failure);
     }

@@ -31,12 +31,10 @@ std::uint64_t clock_rings();
 
 // While one of these exists, this thread's operators are swapkit's own, and the clock does not
 // ring: a move that it starts could move the storage in use.
-class OwnOperators {
+class OwnOperators : Unmovable {
   public:
     OwnOperators();
     ~OwnOperators();
-    OwnOperators(const OwnOperators &) = delete;
-    OwnOperators &operator=(const OwnOperators &) = delete;
 };
 
 } // namespace swapkit

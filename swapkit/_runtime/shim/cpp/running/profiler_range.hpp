@@ -24,7 +24,7 @@ void *range_begin(RangeName name);
 void range_end(void *range);
 
 // Any thread.
-class ProfilerRange {
+class ProfilerRange : Unmovable {
   public:
     explicit ProfilerRange(RangeName name) : range_(range_begin(name)) {}
     ~ProfilerRange() {
@@ -32,8 +32,6 @@ class ProfilerRange {
             range_end(range_);
         }
     }
-    ProfilerRange(const ProfilerRange &) = delete;
-    ProfilerRange &operator=(const ProfilerRange &) = delete;
 
   private:
     void *range_;

@@ -14,7 +14,7 @@ namespace swapkit {
 
 namespace {
 
-class WithoutCollector {
+class WithoutCollector : Unmovable {
   public:
     WithoutCollector() : was_enabled_(PyGC_Disable() != 0) {}
     ~WithoutCollector() {
@@ -22,8 +22,6 @@ class WithoutCollector {
             (void)PyGC_Enable();
         }
     }
-    WithoutCollector(const WithoutCollector &) = delete;
-    WithoutCollector &operator=(const WithoutCollector &) = delete;
 
   private:
     bool was_enabled_;

@@ -168,21 +168,12 @@ bool handle_has_changed_inside(const Handle *handle) {
 }
 
 bool handle_check(Handle *handle) {
-    if (handle_is_intact(handle)) {
-        return true;
-    }
-    Ref<> result = Ref<>::steal(
-        PyObject_CallOneArg(links.refuse_modified, reinterpret_cast<PyObject *>(handle)));
-    return static_cast<bool>(result);
+    return handle_is_intact(handle) || call(links.refuse_modified, handle);
 }
 
 bool handle_refuse_moved(Handle *handle) {
-    if (handle->group == nullptr || handle->group->is_moved == 0) {
-        return true;
-    }
-    Ref<> result = Ref<>::steal(
-        PyObject_CallOneArg(links.refuse_modified, reinterpret_cast<PyObject *>(handle)));
-    return static_cast<bool>(result);
+    return handle->group == nullptr || handle->group->is_moved == 0 ||
+           call(links.refuse_modified, handle);
 }
 
 void handle_fill(Handle *handle) {
@@ -315,13 +306,6 @@ void group_measure(Group *group) {
         group->part_bytes = 0;
         group->nbytes = group->storage->nbytes();
     }
-}
-
-void group_end_copy(Group *group) {
-    SWAPKIT_ASSERT(group_state(group) == SK_GROUP_RESIDENT && group->shift_bytes == 0);
-    group->state_at = &resident;
-    links.sk_group_destroy(std::exchange(group->native, nullptr));
-    group_measure(group);
 }
 
 void group_forget_copy(Group *group) {
@@ -496,10 +480,9 @@ PyObject *get_storage(const Group *group) {
         Py_RETURN_NONE;
     }
     swapkit_storage_hold(storage); // the wrapper takes its own reference, from a weak one
-    Ref<> address = Ref<>::steal(PyLong_FromVoidPtr(storage));
-    PyObject *wrapper = address ? PyObject_CallOneArg(links.wrap_storage, address.get()) : nullptr;
+    Ref<> wrapper = call(links.wrap_storage, reinterpret_cast<std::uintptr_t>(storage));
     swapkit_storage_drop(storage);
-    return wrapper;
+    return wrapper.release();
 }
 
 // Return whether a rescue may drop the storage.

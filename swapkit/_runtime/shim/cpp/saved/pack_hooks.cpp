@@ -24,10 +24,7 @@ Ref<Mover> mover_for(Mover *mover, c10::Device device) {
     if (device == mover->device()) {
         return Ref<Mover>::share(mover);
     }
-    Ref<> type = Ref<>::steal(PyLong_FromLong(static_cast<long>(device.type())));
-    Ref<> index = Ref<>::steal(PyLong_FromLong(device.index()));
-    Ref<> other = type && index ? call_method<"other_mover">(mover->policy, type.get(), index.get())
-                                : Ref<>();
+    Ref<> other = call_method<"other_mover">(mover->policy, device.type(), device.index());
     bool is_one = other && Py_TYPE(other.get()) == &mover_type;
     return is_one ? Ref<Mover>::steal(reinterpret_cast<Mover *>(other.release())) : Ref<Mover>();
 }
@@ -42,6 +39,11 @@ namespace {
 thread_local bool saved_new = false;
 
 } // namespace
+
+int is_state(const Mover *mover, const c10::StorageImpl *storage) {
+    auto address = reinterpret_cast<std::uintptr_t>(storage);
+    return is_true(call_method<"is_state">(mover->tracker, address));
+}
 
 int may_move(Mover *mover, c10::TensorImpl *impl, const Terms &terms) {
     if (gathers_gradients(impl)) {
@@ -59,8 +61,7 @@ int may_move(Mover *mover, c10::TensorImpl *impl, const Terms &terms) {
         return 1;
     }
     Ref<> tensor = Ref<>::steal(wrap(impl));
-    Ref<> weight = tensor ? call_method<"is_weight">(mover->policy, tensor.get()) : Ref<>();
-    int is_weight = weight ? PyObject_IsTrue(weight.get()) : -1;
+    int is_weight = is_true(call_method<"is_weight">(mover->policy, tensor.get()));
     return is_weight < 0 ? -1 : 1 - is_weight;
 }
 
@@ -81,23 +82,10 @@ bool is_counted(const Mover *mover, const c10::StorageImpl &storage) {
                            : links.sk_pool_owns(pool, storage.data()) != 0;
 }
 
-// Return whether a storage holds a module's parameter or buffer. -1: an exception is set.
-int is_state(Mover *mover, c10::StorageImpl *storage) {
-    Ref<> address = Ref<>::steal(PyLong_FromVoidPtr(storage));
-    Ref<> found = address ? call_method<"is_state">(mover->tracker, address.get()) : Ref<>();
-    return found ? PyObject_IsTrue(found.get()) : -1;
-}
-
 // Return whether a device graph is being captured: its replays would not repeat copies of tensors
 // that are saved now. -1: an exception is set.
 int is_recording(const Mover *mover) {
-    if (!has_streams(mover->device())) {
-        return 0;
-    }
-    Ref<> type = Ref<>::steal(PyLong_FromLong(static_cast<long>(mover->device_type)));
-    Ref<> found =
-        type ? Ref<>::steal(PyObject_CallOneArg(links.is_capturing, type.get())) : Ref<>();
-    return found ? PyObject_IsTrue(found.get()) : -1;
+    return has_streams(mover->device()) ? is_true(call(links.is_capturing, mover->device_type)) : 0;
 }
 
 // Return whether a storage that is saved for the first time at this version may move. -1: an
@@ -271,12 +259,6 @@ PyObject *pack_plain(Packer *packer, PyObject *tensor) {
     return pack_served(packer, mover, tensor, impl, terms, is_marked);
 }
 
-// Call a function with operators hidden from modes. `function` none: an exception is set.
-PyObject *call_hidden(Ref<> function, PyObject *argument) {
-    PyObject *args[] = {function.get(), argument};
-    return function ? PyObject_Vectorcall(links.hide, args, 2, nullptr) : nullptr;
-}
-
 PyObject *pack_now(Packer *packer, PyObject *tensor) {
     if (!send_passed()) {
         return nullptr;
@@ -284,7 +266,7 @@ PyObject *pack_now(Packer *packer, PyObject *tensor) {
     if (packer->is_inert != 0 || !packs_any(packer) || as_object(Py_TYPE(tensor)) != links.tensor) {
         return keep(tensor);
     }
-    return is_observed() ? call_hidden(attribute<"pack_plain">(as_object(packer)), tensor)
+    return is_observed() ? call_unseen<"pack_plain">(as_object(packer), tensor).release()
                          : pack_plain(packer, tensor);
 }
 
@@ -294,13 +276,7 @@ template <Text name> bool tell(const Packer *packer, PyObject *first, PyObject *
         return true;
     }
     auto observer = Ref<>::share(packer->observer); // the call may replace it
-    OwnOperators ours;
-    if (!is_observed()) {
-        return static_cast<bool>(call_method<name>(observer.get(), first, second));
-    }
-    Ref<> method = attribute<name>(observer.get());
-    PyObject *args[] = {method.get(), first, second};
-    return method && Ref<>::steal(PyObject_Vectorcall(links.hide, args, 3, nullptr));
+    return static_cast<bool>(call_unseen<name>(observer.get(), first, second));
 }
 
 // Follow the plan, if there is one, for a tensor that was just saved.
@@ -362,8 +338,7 @@ bool label(Mover *mover, const Group *group) {
     if (labels == 1) {
         std::uint32_t former = links.sk_tag_set(group->tag | backward);
         if ((former & backward) == 0) { // the first in this backward pass
-            Ref<> tag = Ref<>::steal(PyLong_FromUnsignedLong(former));
-            return tag && call_method<"backward_begins">(mover->policy, tag.get());
+            return static_cast<bool>(call_method<"backward_begins">(mover->policy, former));
         }
     }
     return labels >= 0;

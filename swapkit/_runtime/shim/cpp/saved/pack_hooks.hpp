@@ -3,6 +3,7 @@
 #define SWAPKIT_PACK_HOOKS_HPP
 
 #include "moves/mover.hpp"
+#include "running/operator_clock.hpp"
 
 namespace swapkit {
 
@@ -63,6 +64,16 @@ std::uint64_t sample_operand(PyObject *packed, c10::TensorImpl *tensor, bool is_
 std::uint64_t sample_span(const c10::StorageImpl *storage, Span span);
 // Return a handle for memory with a tensor's layout; its bytes do not matter.
 Ref<> scratch_of(c10::TensorImpl *tensor);
+
+// Return whether a storage holds a module's parameter or buffer. -1: an exception is set.
+int is_state(const Mover *mover, const c10::StorageImpl *storage);
+
+// Call a method with operators hidden from modes.
+template <Text name, class... Args> Ref<> call_unseen(PyObject *object, Args... args) {
+    OwnOperators ours;
+    return is_observed() ? call(links.hide, attribute<name>(object).get(), args...)
+                         : call_method<name>(object, args...);
+}
 
 // Return the mover for the tensors of a device; null: there is none, or an exception is set.
 Ref<Mover> mover_for(Mover *mover, c10::Device device);

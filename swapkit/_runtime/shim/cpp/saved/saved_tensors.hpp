@@ -247,9 +247,7 @@ void group_drop_copy(Group *group);
 // Measure a group without a copy. The program may have resized its storage, or taken its memory
 // away when the last copy was dropped.
 void group_measure(Group *group);
-// Drop the copy of a resident group, or the place for one.
-void group_end_copy(Group *group);
-// Drop a copy that no longer matches the storage's bytes.
+// Drop the place for a copy, or a copy that no longer matches the storage's bytes.
 void group_forget_copy(Group *group);
 // Drop the storage. The copy replaces it, unless other references keep the storage alive.
 void group_strip(Group *group);

@@ -63,6 +63,8 @@ void raise_current() {
     }
     try {
         throw;
+    } catch (const c10::OutOfMemoryError &error) {
+        PyErr_SetString(links.out_of_memory, error.what_without_backtrace());
     } catch (const std::exception &error) {
         PyErr_SetString(PyExc_RuntimeError, error.what());
     }
@@ -222,15 +224,8 @@ static int has_plain_memory(PyObject *tensor, std::size_t least_bytes) {
 
 // Return a tuple of sizes.
 static PyObject *sizes_tuple(const std::vector<std::int64_t> &sizes) {
-    Ref<> tuple = Ref<>::steal(PyTuple_New(static_cast<Py_ssize_t>(sizes.size())));
-    for (std::size_t i = 0; tuple && i < sizes.size(); i++) {
-        PyObject *size = PyLong_FromLongLong(sizes[i]);
-        if (size == nullptr) {
-            return nullptr;
-        }
-        PyTuple_SET_ITEM(tuple.get(), static_cast<Py_ssize_t>(i), size);
-    }
-    return tuple.release();
+    Ref<> list = list_of(sizes, for_python<std::int64_t>);
+    return list ? PyList_AsTuple(list.get()) : nullptr;
 }
 
 // storage_description(tensor): return the sizes, strides, sizes of the storage, format and bytes of

@@ -79,8 +79,7 @@ c10::TensorImpl *handle_read(Handle *handle, PyObject *reader) {
     }
     if (!is_same || !has_memory(*tensor)) {
         c10::raw::intrusive_ptr::decref(std::exchange(tensor, nullptr));
-        Ref<> refused = Ref<>::steal(
-            PyObject_CallFunctionObjArgs(links.refuse_emptied, handle, reader, nullptr));
+        (void)call(links.refuse_emptied, handle, reader);
     }
     return tensor;
 }

@@ -10,31 +10,6 @@ namespace swapkit {
 
 namespace {
 
-// Call a method of the policy, with operators hidden from modes.
-template <Text name, class... Args> Ref<> ask(const Packer *packer, Args... args) {
-    OwnOperators ours;
-    if (!is_observed()) {
-        return call_method<name>(packer->mover->policy, args...);
-    }
-    Ref<> method = attribute<name>(packer->mover->policy);
-    PyObject *stack[] = {method.get(), args...};
-    return method
-               ? Ref<>::steal(PyObject_Vectorcall(links.hide, stack, sizeof...(args) + 1, nullptr))
-               : Ref<>();
-}
-
-// Sets `watch_around` while a tensor is packed.
-class Around {
-  public:
-    explicit Around(const Watch *watch) : outer_(std::exchange(watch_around, watch)) {}
-    ~Around() { watch_around = outer_; }
-    Around(const Around &) = delete;
-    Around &operator=(const Around &) = delete;
-
-  private:
-    const Watch *outer_;
-};
-
 // Return a handle that `keep_inside` has made; null: an exception is set.
 Handle *handle_inside_of(PyObject *object) {
     auto *handle = reinterpret_cast<Handle *>(object);
@@ -61,12 +36,12 @@ Ref<> pack_wrapper(Packer *packer, PyObject *tensor) {
     if (may != 1) {
         return may == 0 ? std::move(none) : Ref<>();
     }
-    return ask<"take_apart">(packer, tensor, as_object(packer));
+    return call_unseen<"take_apart">(packer->mover->policy, tensor, packer);
 }
 
 bool pack_awaited(Packer *packer) {
     return packer->awaited == nullptr || PyList_GET_SIZE(packer->awaited) == 0 ||
-           ask<"pack_awaited">(packer, as_object(packer));
+           call_unseen<"pack_awaited">(packer->mover->policy, packer);
 }
 
 PyObject *packer_pack_inside(Packer *packer, PyObject *argument) {
@@ -79,7 +54,7 @@ PyObject *packer_pack_inside(Packer *packer, PyObject *argument) {
     Ref<> tensor = Ref<>::steal(wrap(view));
     c10::raw::intrusive_ptr::decref(view);
     const Watch watch = *handle->watch;
-    Around wrapper(&watch);
+    const Meanwhile<const Watch *> wrapper(watch_around, &watch);
     Ref<> packed = tensor ? Ref<>::steal(packer_pack(packer, tensor.get())) : Ref<>();
     if (packed && Py_TYPE(packed.get()) == &handle_type) {
         handle_watch(reinterpret_cast<Handle *>(packed.get()), watch);
