@@ -23,11 +23,6 @@ enum {
     MOST_PAUSE = 1023, /* reclaims */
 };
 
-struct sk__granule_slab {
-    struct sk__granule_slab *next;
-    sk__granule records[SLAB_GRANULES];
-};
-
 /* ---- slots ----------------------------------------------------------------------------------- */
 
 sk_status sk__slots_open(const sk_pool *pool, sk__segment *segment) {
@@ -53,29 +48,17 @@ uintptr_t sk__slot_address(const sk_pool *pool, const sk__slot *slot) {
 
 sk_status sk__granules_reserve(sk_pool *pool, size_t count) {
     while (pool->spare_granule_count < count) {
-        struct sk__granule_slab *slab = calloc(1, sizeof *slab);
-        if (slab == NULL) {
+        sk__granule *records = sk__slab_add(&pool->granule_slabs, SLAB_GRANULES * sizeof *records);
+        if (records == NULL) {
             return sk__fail(SK_OUT_OF_HOST_MEMORY, "pool: no host memory for granule records");
         }
-        slab->next = pool->granule_slabs;
-        pool->granule_slabs = slab;
         for (size_t i = 0; i < SLAB_GRANULES; i++) {
-            slab->records[i].next = pool->spare_granules;
-            pool->spare_granules = &slab->records[i];
+            records[i].next = pool->spare_granules;
+            pool->spare_granules = &records[i];
         }
         pool->spare_granule_count += SLAB_GRANULES;
     }
     return SK_OK;
-}
-
-void sk__granules_free(sk_pool *pool) {
-    while (pool->granule_slabs != NULL) {
-        struct sk__granule_slab *slab = pool->granule_slabs;
-        pool->granule_slabs = slab->next;
-        free(slab);
-    }
-    pool->spare_granules = NULL;
-    pool->spare_granule_count = 0;
 }
 
 void sk__slots_fill(sk_pool *pool, sk__segment *segment, uintptr_t address, size_t nbytes) {

@@ -58,7 +58,6 @@ static inline sk__slot *sk__slot_at(const sk_pool *pool, const sk__segment *segm
 }
 uintptr_t sk__slot_address(const sk_pool *pool, const sk__slot *slot);
 sk_status sk__granules_reserve(sk_pool *pool, size_t count) SK_REQUIRES(pool->lock);
-void sk__granules_free(sk_pool *pool) SK_REQUIRES(pool->lock);
 /* Note that memory was committed (needs the granules reserved), or is being decommitted. */
 void sk__slots_fill(sk_pool *pool, sk__segment *segment, uintptr_t address, size_t nbytes)
     SK_REQUIRES(pool->lock);

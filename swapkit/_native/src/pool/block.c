@@ -11,20 +11,35 @@
 enum { SLAB_RECORDS = 256 };
 
 struct sk__slab {
-    struct sk__slab *next;
-    sk__block records[SLAB_RECORDS];
+    sk__slab *next; /* the records are behind it, and need no more alignment than a pointer */
 };
+
+void *sk__slab_add(sk__slab **slabs, size_t nbytes) {
+    sk__slab *slab = calloc(1, sizeof *slab + nbytes);
+    if (slab == NULL) {
+        return NULL;
+    }
+    slab->next = *slabs;
+    *slabs = slab;
+    return slab + 1;
+}
+
+void sk__slabs_free(sk__slab **slabs) {
+    while (*slabs != NULL) {
+        sk__slab *slab = *slabs;
+        *slabs = slab->next;
+        free(slab);
+    }
+}
 
 sk_status sk__records_reserve(sk_pool *pool, size_t count) {
     while (pool->spare_count < count) {
-        struct sk__slab *slab = calloc(1, sizeof *slab);
-        if (slab == NULL) {
+        sk__block *records = sk__slab_add(&pool->slabs, SLAB_RECORDS * sizeof *records);
+        if (records == NULL) {
             return sk__fail(SK_OUT_OF_HOST_MEMORY, "pool: no host memory for block records");
         }
-        slab->next = pool->slabs;
-        pool->slabs = slab;
         for (size_t i = 0; i < SLAB_RECORDS; i++) {
-            sk__block_recycle(pool, &slab->records[i]);
+            sk__block_recycle(pool, &records[i]);
         }
     }
     return SK_OK;
@@ -43,16 +58,6 @@ void sk__block_recycle(sk_pool *pool, sk__block *block) {
     block->next = pool->spare;
     pool->spare = block;
     pool->spare_count++;
-}
-
-void sk__records_free(sk_pool *pool) {
-    while (pool->slabs != NULL) {
-        struct sk__slab *slab = pool->slabs;
-        pool->slabs = slab->next;
-        free(slab);
-    }
-    pool->spare = NULL;
-    pool->spare_count = 0;
 }
 
 /* ---- cutting and joining --------------------------------------------------------------------- */
@@ -198,17 +203,7 @@ static sk__block **idle_list(sk_pool *pool, const sk__block *block) SK_REQUIRES(
 
 void sk__idle_remove(sk_pool *pool, sk__block *block) {
     sk_assert(sk__is_idle(block) && block->lane == NULL);
-    sk_assert((block->prev == NULL) == (*idle_list(pool, block) == block));
-    if (block->next != NULL) {
-        block->next->prev = block->prev;
-    }
-    if (block->prev != NULL) {
-        block->prev->next = block->next;
-    } else {
-        *idle_list(pool, block) = block->next;
-    }
-    block->prev = NULL;
-    block->next = NULL;
+    sk__list_pull(idle_list(pool, block), block);
 }
 
 static void idle_add(sk_pool *pool, sk__block *block, sk__state state) SK_REQUIRES(pool->lock) {
@@ -228,13 +223,7 @@ static void idle_add(sk_pool *pool, sk__block *block, sk__state state) SK_REQUIR
         block_absorb(pool, left, block);
         block = left;
     }
-    sk__block **head = idle_list(pool, block);
-    block->prev = NULL;
-    block->next = *head;
-    if (*head != NULL) {
-        (*head)->prev = block;
-    }
-    *head = block;
+    sk__list_push(idle_list(pool, block), block);
 }
 
 void sk__block_vacate(sk_pool *pool, sk__block *block) { idle_add(pool, block, SK_VACANT); }

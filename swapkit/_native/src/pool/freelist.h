@@ -21,31 +21,15 @@ static inline size_t sk__bin_of(size_t nbytes) {
 }
 
 static inline void sk__bin_link(sk__freelist *list, size_t bin, sk__block *block) {
-    block->prev = NULL;
-    block->next = list->bins[bin];
-    if (block->next != NULL) {
-        block->next->prev = block;
-    }
-    list->bins[bin] = block;
+    sk__list_push(&list->bins[bin], block);
     list->filled[bin / SK_WORD_BITS] |= (uint64_t)1 << (bin % SK_WORD_BITS);
 }
 
 static inline void sk__bin_unlink(sk__freelist *list, size_t bin, sk__block *block) {
-    sk_assert((block->prev == NULL) == (list->bins[bin] == block));
-    sk_assert(block->next == NULL || block->next->prev == block);
-    if (block->next != NULL) {
-        block->next->prev = block->prev;
-    }
-    if (block->prev != NULL) {
-        block->prev->next = block->next;
-    } else {
-        list->bins[bin] = block->next;
-    }
+    sk__list_pull(&list->bins[bin], block);
     if (list->bins[bin] == NULL) {
         list->filled[bin / SK_WORD_BITS] &= ~((uint64_t)1 << (bin % SK_WORD_BITS));
     }
-    block->prev = NULL;
-    block->next = NULL;
 }
 
 static inline void sk__freelist_add(sk__freelist *list, sk__block *block) {

@@ -15,11 +15,6 @@ enum {
     MOST_LIVES = 1 << 17,
 };
 
-struct sk__life_slab {
-    struct sk__life_slab *next;
-    sk__life records[SLAB_LIVES];
-};
-
 /* ---- records --------------------------------------------------------------------------------- */
 
 static sk__life *life_new(sk__lives *lives) {
@@ -27,15 +22,13 @@ static sk__life *life_new(sk__lives *lives) {
         return NULL;
     }
     if (lives->spare == NULL) {
-        struct sk__life_slab *slab = calloc(1, sizeof *slab);
-        if (slab == NULL) {
+        sk__life *records = sk__slab_add(&lives->slabs, SLAB_LIVES * sizeof *records);
+        if (records == NULL) {
             return NULL;
         }
-        slab->next = lives->slabs;
-        lives->slabs = slab;
         for (size_t i = SLAB_LIVES; i > 0; i--) {
-            slab->records[i - 1].next = lives->spare;
-            lives->spare = &slab->records[i - 1];
+            records[i - 1].next = lives->spare;
+            lives->spare = &records[i - 1];
         }
     }
     sk__life *life = lives->spare;
@@ -340,11 +333,7 @@ void sk__lives_free(sk_pool *pool) {
     for (size_t i = 0; i < lives->capacity; i++) {
         lives_recycle(lives, lives->sites[i].first);
     }
-    while (lives->slabs != NULL) {
-        struct sk__life_slab *slab = lives->slabs;
-        lives->slabs = slab->next;
-        free(slab);
-    }
+    sk__slabs_free(&lives->slabs);
     free(lives->sites);
     *lives = (sk__lives){
         .backward = lives->backward,

@@ -15,36 +15,24 @@ void sk__pending_add(sk_pool *pool, sk__block *block) {
     sk_assert(block->uses != NULL && block->prev == NULL && block->next == NULL);
     block->state = SK_PENDING;
     block->prev = pool->pending_last;
-    if (pool->pending_last != NULL) {
-        pool->pending_last->next = block;
-    } else {
-        pool->pending = block;
-    }
+    *(block->prev != NULL ? &block->prev->next : &pool->pending) = block;
     pool->pending_last = block;
 }
 
 static void pending_remove(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock) {
     sk_assert(block->state == SK_PENDING);
-    if (block->next != NULL) {
-        block->next->prev = block->prev;
-    } else {
+    if (pool->pending_last == block) {
         pool->pending_last = block->prev;
     }
-    if (block->prev != NULL) {
-        block->prev->next = block->next;
-    } else {
-        pool->pending = block->next;
-    }
-    block->prev = NULL;
-    block->next = NULL;
+    sk__list_pull(&pool->pending, block);
 }
 
 static void pending_put_back(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock) {
     sk_assert(block->state == SK_PENDING && block->uses != NULL);
-    block->prev = NULL;
-    block->next = pool->pending;
-    *(pool->pending != NULL ? &pool->pending->prev : &pool->pending_last) = block;
-    pool->pending = block;
+    if (pool->pending == NULL) {
+        pool->pending_last = block;
+    }
+    sk__list_push(&pool->pending, block);
 }
 
 /* ---- their events ---------------------------------------------------------------------------- */
@@ -53,14 +41,7 @@ static void pending_put_back(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->
 static void pending_release(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock) {
     sk_assert(block->state == SK_PENDING && block->uses != NULL);
     sk__uses_free(pool, block);
-    sk__stats_free(pool, block);
-    if (pool->history != NULL) {
-        sk__block_note(pool, SK_RING_FREE, block);
-    }
-    if (block->life != NULL) {
-        sk__life_end(pool, block);
-    }
-    sk__block_cache(pool, block);
+    sk__given_end(pool, block);
 }
 
 void sk__pending_poll(sk_pool *pool, bool all) {

@@ -139,8 +139,8 @@ static SK_NO_ANALYSIS void pool_free(sk_pool *pool) { /* there are no other user
         free(lane);
     }
     sk__lives_free(pool);
-    sk__records_free(pool);
-    sk__granules_free(pool);
+    sk__slabs_free(&pool->slabs);
+    sk__slabs_free(&pool->granule_slabs);
     sk__sizes_free(pool);
     free(pool->table.slots);
     (void)pthread_cond_destroy(&pool->settled);
@@ -435,14 +435,7 @@ static void block_release(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->loc
     if (block->uses != NULL) {
         sk__pending_add(pool, block);
     } else {
-        sk__stats_free(pool, block);
-        if (pool->history != NULL) {
-            sk__block_note(pool, SK_RING_FREE, block);
-        }
-        if (block->life != NULL) {
-            sk__life_end(pool, block);
-        }
-        sk__block_cache(pool, block);
+        sk__given_end(pool, block);
     }
 }
 

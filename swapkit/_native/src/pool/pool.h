@@ -62,6 +62,7 @@ typedef struct sk__size sk__size;
 typedef struct sk__life sk__life;
 typedef struct sk__site sk__site;
 typedef struct sk__stay sk__stay;
+typedef struct sk__slab sk__slab;
 
 struct sk__block {
     uintptr_t address;
@@ -78,6 +79,25 @@ struct sk__block {
     uint32_t tag;
     sk__state state;
 };
+
+/* Put a block that is in no list first into one; take it out of the list that it is in. */
+static inline void sk__list_push(sk__block **first, sk__block *block) {
+    block->prev = NULL;
+    block->next = *first;
+    if (block->next != NULL) {
+        block->next->prev = block;
+    }
+    *first = block;
+}
+static inline void sk__list_pull(sk__block **first, sk__block *block) {
+    sk_assert((block->prev == NULL) == (*first == block));
+    sk_assert(block->next == NULL || block->next->prev == block);
+    if (block->next != NULL) {
+        block->next->prev = block->prev;
+    }
+    *(block->prev != NULL ? &block->prev->next : first) = block->next;
+    block->prev = block->next = NULL;
+}
 
 /* Another stream's use of a block; the event is recorded when the block is given back. */
 struct sk__use {
@@ -146,7 +166,7 @@ typedef struct sk__lives {
     sk__site *sites;         /* open addressing, linear probing, power-of-two capacity */
     size_t capacity, count;  /* of sites */
     sk__life *spare;         /* unused records */
-    struct sk__life_slab *slabs;
+    sk__slab *slabs;
     size_t life_count, living; /* records in sites; requests since the last mark */
     size_t pins;               /* requests under way that hold a record */
     sk__segment *range;        /* the layout's; NULL: none was ever needed */
@@ -190,7 +210,7 @@ struct sk_pool {
     uint64_t idle_departures;       /* departures at or before this are free of device work */
     sk__granule *spare_granules;
     size_t spare_granule_count;
-    struct sk__granule_slab *granule_slabs;
+    sk__slab *granule_slabs;
     sk__size **sizes; /* a table by size; NULL: none yet */
     sk__size *newest_size, *oldest_size;
     size_t size_count, turn_count; /* turn_count: room for turns, in total */
@@ -207,7 +227,7 @@ struct sk_pool {
     sk__table table;
     sk__block *spare; /* unused block records, linked by next */
     size_t spare_count;
-    struct sk__slab *slabs; /* memory of the block records */
+    sk__slab *slabs; /* memory of the block records */
     sk_pool_stats stats;
 };
 
@@ -222,13 +242,17 @@ typedef struct sk__request {
     bool may_squat;    /* in memory of the layout, where it may be in the way */
 } sk__request;
 
+/* block.c: memory of records of any kind, in slabs that are freed together. */
+/* Return zeroed memory; NULL: there is none. */
+void *sk__slab_add(sk__slab **slabs, size_t nbytes);
+void sk__slabs_free(sk__slab **slabs);
+
 /* block.c: records, cutting and joining. */
 enum { SK_RECORDS_PER_TAKE = 4 }; /* most records that one attempt to take a block needs */
 sk_status sk__records_reserve(sk_pool *pool, size_t count) SK_REQUIRES(pool->lock);
 /* Return a record of the reserve; its contents are undefined. */
 sk__block *sk__block_new(sk_pool *pool) SK_REQUIRES(pool->lock);
 void sk__block_recycle(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock);
-void sk__records_free(sk_pool *pool) SK_REQUIRES(pool->lock);
 /* Cut `block`, in no list, after `nbytes`; return the right part, in the same state. */
 sk__block *sk__block_split(sk_pool *pool, sk__block *block, size_t nbytes) SK_REQUIRES(pool->lock);
 /* Cut `nbytes` at `address` out of a free block: the part is neither free nor handed out, the rest

@@ -4,6 +4,7 @@
 #ifndef SWAPKIT_POOL_STATS_H
 #define SWAPKIT_POOL_STATS_H
 
+#include "pool/lives.h"
 #include "pool/pool.h"
 
 static inline void sk__stat_raise(sk_stat *stat, int64_t amount) {
@@ -58,6 +59,18 @@ static inline void sk__stats_free(sk_pool *pool, const sk__block *block) SK_REQU
     size_t kind = sk__stat_kind(block->segment->arena);
     sk__stats_lower(pool->stats.active, kind, 1);
     sk__stats_lower(pool->stats.active_bytes, kind, block->nbytes);
+}
+
+/* Free a given block that no other stream uses any more. */
+static inline void sk__given_end(sk_pool *pool, sk__block *block) SK_REQUIRES(pool->lock) {
+    sk__stats_free(pool, block);
+    if (pool->history != NULL) {
+        sk__block_note(pool, SK_RING_FREE, block);
+    }
+    if (block->life != NULL) {
+        sk__life_end(pool, block);
+    }
+    sk__block_cache(pool, block);
 }
 
 /* Count `nbytes` that are free now: a block, less those that it joined. */
