@@ -121,37 +121,40 @@ bool start(Mover *mover, Group *group) {
     return true;
 }
 
+// The next group of a line behind a turn, which becomes its own. None: there is none. Groups may
+// join and leave the line between two calls.
+Ref<Group> next_on(const Mover *mover, Line line, std::uint64_t *turn) {
+    const BySerial &all = mover->books->agenda.line(line);
+    auto next = all.upper_bound(*turn);
+    if (next == all.end()) {
+        return {};
+    }
+    *turn = next->first;
+    return Ref<Group>::share(next->second);
+}
+
 // Start the copies of all groups that scopes have sent.
 bool start_all(Mover *mover) {
-    Agenda &agenda = mover->books->agenda;
     std::uint64_t turn = 0;
-    for (;;) {
-        auto next = agenda.line(Line::starts).upper_bound(turn);
-        if (next == agenda.line(Line::starts).end()) {
-            return true;
-        }
-        turn = next->first;
-        auto group = Ref<Group>::share(next->second);
+    while (Ref<Group> group = next_on(mover, Line::starts, &turn)) {
         if (group->departure.copy == CopyAt::exclusive && !start(mover, group.get())) {
             return false;
         }
     }
+    return true;
 }
 
 // Check the next few waiting groups in turn, and start the copies that can start.
 bool start_some(Mover *mover) {
     Agenda &agenda = mover->books->agenda;
-    const BySerial &starts = agenda.line(Line::starts);
-    std::size_t count = std::min(looks, starts.size());
+    std::size_t count = std::min(looks, agenda.line(Line::starts).size());
     for (std::size_t i = 0; i < count; i++) {
-        auto next = starts.upper_bound(agenda.looked_at);
-        next = next == starts.end() ? starts.begin() : next;
-        if (next == starts.end()) {
-            return true;
+        Ref<Group> group = next_on(mover, Line::starts, &agenda.looked_at);
+        if (!group) { // the last one was looked at: begin again
+            agenda.looked_at = 0;
+            group = next_on(mover, Line::starts, &agenda.looked_at);
         }
-        agenda.looked_at = next->first;
-        auto group = Ref<Group>::share(next->second);
-        if (may_start(agenda, group.get()) && !start(mover, group.get())) {
+        if (group && may_start(agenda, group.get()) && !start(mover, group.get())) {
             return false;
         }
     }
@@ -175,16 +178,9 @@ bool release_copied(Mover *mover, Group *group) {
 
 // Release groups in turn until one whose copy is not done.
 bool release_all_copied(Mover *mover) {
-    Agenda &agenda = mover->books->agenda;
     std::uint64_t turn = 0;
-    for (;;) {
-        auto next = agenda.line(Line::leaves).upper_bound(turn);
-        if (next == agenda.line(Line::leaves).end()) {
-            return true;
-        }
-        turn = next->first;
-        auto group = Ref<Group>::share(next->second);
-        if (!is_settled(agenda, group.get())) {
+    while (Ref<Group> group = next_on(mover, Line::leaves, &turn)) {
+        if (!is_settled(mover->books->agenda, group.get())) {
             continue;
         }
         int is_done = poll_out(mover, group.get());
@@ -195,6 +191,7 @@ bool release_all_copied(Mover *mover) {
             return is_done == 0;
         }
     }
+    return true;
 }
 
 // The first group that may leave now; null: there is none.

@@ -11,24 +11,20 @@ constexpr std::int64_t none = -1; // for Python: not found
 
 // The group of autograd's object, if it belongs to this mover; null otherwise.
 Group *group_of(const Follower *follower, PyObject *packed) {
-    if (Py_TYPE(packed) != &handle_type) {
-        return nullptr;
-    }
-    Group *group = reinterpret_cast<Handle *>(packed)->group;
+    const Handle *handle = as_handle(packed);
+    Group *group = handle == nullptr ? nullptr : handle->group;
     return group != nullptr && group->mover == follower->mover ? group : nullptr;
 }
 
 bool is_recipe(PyObject *packed) {
-    if (Py_TYPE(packed) != &handle_type) {
-        return true;
-    }
-    const Group *group = reinterpret_cast<Handle *>(packed)->group;
-    return group != nullptr && is_recomputed(group);
+    const Handle *handle = as_handle(packed);
+    return handle == nullptr || (handle->group != nullptr && is_recomputed(handle->group));
 }
 
 // Whether the saved tensor stays where it is, whatever the plan says.
 bool is_kept(PyObject *packed) {
-    return Py_TYPE(packed) == &handle_type && reinterpret_cast<Handle *>(packed)->group == nullptr;
+    const Handle *handle = as_handle(packed);
+    return handle != nullptr && handle->group == nullptr;
 }
 
 // ---- groups in the plan -------------------------------------------------------------------------

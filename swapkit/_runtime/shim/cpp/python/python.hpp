@@ -160,32 +160,26 @@ template <class Value> Ref<> for_python(Value value) {
     }
 }
 
-// The arguments of a call. False: an exception is set.
-template <std::size_t count> struct Given {
-    Ref<> owned[count + 1];
-    PyObject *stack[count + 2] = {};
-    explicit operator bool() {
-        for (std::size_t at = 0; at < count; at++) {
-            stack[at + 1] = owned[at].get();
-        }
-        return std::find(stack + 1, stack + 1 + count, nullptr) == stack + 1 + count;
-    }
-    static constexpr std::size_t flags = count | PY_VECTORCALL_ARGUMENTS_OFFSET;
-};
-
+// Call with these arguments, of which the first is left to what is called. None: an exception is
+// set, or there is nothing to call.
+template <std::size_t size>
+Ref<> call_given(vectorcallfunc how, PyObject *called, const Ref<> (&given)[size]) {
+    PyObject *stack[size];
+    std::transform(given, given + size, stack, [](const Ref<> &each) { return each.get(); });
+    bool is_whole =
+        called != nullptr && std::find(stack + 1, stack + size, nullptr) == stack + size;
+    return Ref<>::steal(
+        is_whole ? how(called, stack + 1, (size - 1) | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr)
+                 : nullptr);
+}
 // Call a function and return its result; none: it raised, or there is no function.
 template <class... Args> Ref<> call(PyObject *function, Args... args) {
-    Given<sizeof...(args)> given = {{for_python(args)...}};
-    return Ref<>::steal(function != nullptr && given
-                            ? PyObject_Vectorcall(function, given.stack + 1, given.flags, nullptr)
-                            : nullptr);
+    return call_given(PyObject_Vectorcall, function, {Ref<>(), for_python(args)...});
 }
 // Likewise a method.
 template <Text name, class... Args> Ref<> call_method(PyObject *object, Args... args) {
-    Given<sizeof...(args) + 1> given = {{for_python(object), for_python(args)...}};
-    return Ref<>::steal(
-        given ? PyObject_VectorcallMethod(interned<name>(), given.stack + 1, given.flags, nullptr)
-              : nullptr);
+    return call_given(PyObject_VectorcallMethod, interned<name>(),
+                      {Ref<>(), for_python(object), for_python(args)...});
 }
 
 // Return a list of what `make` returns for each item; none: an exception is set.

@@ -107,22 +107,10 @@ class Capture : Unmovable {
     Capture(const Named *named, Claim claim, c10::DispatchKeySet keys, const Stack &stack)
         : claim_(claim), table_(claim.captor == Captor::plan ? cursor.table : nullptr) {
         WithPython python;
-        Packer *packer = asked();
-        if (packer == nullptr) {
-            return;
+        packer_ = Ref<Packer>::share(asked());
+        if (packer_) {
+            locked(named, [&] { begin(named, keys, stack); });
         }
-        Deeper ours;
-        OwnOperators unseen;
-        packer_ = Ref<Packer>::share(packer);
-        Locked lock(packer->mover);
-        try {
-            if (lock) {
-                begin(named, keys, stack);
-            }
-        } catch (const std::exception &) {
-            raise_current();
-        }
-        swallow(named);
     }
 
     // Return whether the results were captured.
@@ -131,22 +119,16 @@ class Capture : Unmovable {
             return false;
         }
         WithPython python;
-        Deeper ours;
-        OwnOperators unseen;
         RecipeRef recipe = std::move(recipe_);
-        Locked lock(packer_->mover);
         bool is_captured = false;
-        try {
+        locked(recipe->named, [&] {
             std::vector<at::Tensor> made = tensors_made(recipe->named, stack);
             std::vector<Ref<Group>> groups;
-            if (lock && recipe_end(recipe.get(), made, wanted(made.size()), terms(), &groups)) {
+            if (recipe_end(recipe.get(), made, wanted(made.size()), terms(), &groups)) {
                 is_captured = !groups.empty();
                 carry(made, std::move(groups));
             }
-        } catch (const std::exception &) {
-            raise_current();
-        }
-        swallow(recipe->named);
+        });
         packer_ = Ref<Packer>();
         return is_captured;
     }
@@ -160,6 +142,21 @@ class Capture : Unmovable {
     }
 
   private:
+    // Do something with the lock held; its exceptions are not raised.
+    template <class Do> void locked(const Named *named, Do &&act) {
+        Deeper ours;
+        OwnOperators unseen;
+        Locked lock(packer_->mover);
+        try {
+            if (lock) {
+                act();
+            }
+        } catch (const std::exception &) {
+            raise_current();
+        }
+        swallow(named);
+    }
+
     // The hooks that the run is captured for; null: it is not captured after all.
     Packer *asked() const {
         switch (claim_.captor) {
@@ -265,7 +262,7 @@ class Kernel final : public c10::OperatorKernel {
         }
         keys = named_->former ? keys : keys & below_select;
         if (named_->may_write()) {
-            about_to_write(stack->data() + (stack->size() - named_->arguments));
+            about_to_write(named_->given(*stack));
         }
         bool is_idle = cursor.row == cursor.end && !stands_anyone_by() &&
                        open_region() == nullptr && !is_anything_chosen();

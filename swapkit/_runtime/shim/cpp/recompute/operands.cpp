@@ -181,8 +181,7 @@ std::uint64_t sample_span(const c10::StorageImpl *storage, Span span) {
 
 std::uint64_t sample_operand(PyObject *packed, c10::TensorImpl *tensor, bool is_refill) {
     constexpr std::size_t few = 16; // of each operator's operands
-    const auto *handle =
-        Py_TYPE(packed) == &handle_type ? reinterpret_cast<const Handle *>(packed) : nullptr;
+    const Handle *handle = as_handle(packed);
     bool is_made =
         handle != nullptr && handle->group != nullptr && handle->group->recipe != nullptr;
     bool is_weight = handle != nullptr && handle->weight != nullptr;

@@ -139,8 +139,8 @@ Operand operand_at(const Named &named, std::size_t at, bool is_training) {
 
 bool take_arguments(Recipe *recipe, const Keeping &keeping, const Stack &stack) {
     const Named &named = *recipe->named;
-    std::size_t count = named.op.schema().arguments().size();
-    const c10::IValue *values = stack.data() + (stack.size() - count);
+    std::size_t count = named.arguments;
+    const c10::IValue *values = named.given(stack);
     bool is_training = named.is_training(values);
     recipe->arguments.reserve(count);
     for (std::size_t at = 0; at < count; at++) {
@@ -164,9 +164,8 @@ bool take_arguments(Recipe *recipe, const Keeping &keeping, const Stack &stack) 
 
 // Whether a scratch operand shares its storage with another argument.
 bool shares_scratch(const Recipe *recipe, const Stack &stack) {
-    const Named &named = *recipe->named;
-    std::size_t count = named.op.schema().arguments().size();
-    const c10::IValue *values = stack.data() + (stack.size() - count);
+    std::size_t count = recipe->named->arguments;
+    const c10::IValue *values = recipe->named->given(stack);
     auto storage_in = [values](std::size_t at) {
         bool is_tensor = values[at].isTensor() && values[at].toTensor().has_storage();
         return is_tensor ? values[at].toTensor().storage().unsafeGetStorageImpl() : nullptr;
@@ -303,9 +302,7 @@ bool note_random(Recipe *recipe) {
 // ---- the interface ------------------------------------------------------------------------------
 
 const Handle *handle_in(const Operand &operand) {
-    return Py_TYPE(operand.packed.get()) == &handle_type && !operand.is_scratch
-               ? reinterpret_cast<const Handle *>(operand.packed.get())
-               : nullptr;
+    return operand.is_scratch ? nullptr : as_handle(operand.packed.get());
 }
 
 void consume(Recipe *recipe) {
@@ -365,12 +362,10 @@ RecipeRef recipe_begin(const Named *named, c10::DispatchKeySet keys, const Stack
                        const Keeping &keeping) {
     Region *region = keeping.region;
     bool is_chosen = keeping.captor == Captor::user;
-    std::size_t count = named->op.schema().arguments().size();
-    const c10::IValue *values = stack.data() + (stack.size() - count);
-    for (std::size_t at : named->barred) {
-        if (!values[at].isNone()) {
-            return {};
-        }
+    const c10::IValue *values = named->given(stack);
+    if (std::any_of(named->barred.begin(), named->barred.end(),
+                    [values](std::size_t at) { return !values[at].isNone(); })) {
+        return {};
     }
     std::uint64_t word = settings_word(keeping.mover->device());
     RecipeRef recipe(new Recipe{.named = named,
@@ -392,8 +387,7 @@ RecipeRef recipe_begin(const Named *named, c10::DispatchKeySet keys, const Stack
     return is_taken ? std::move(recipe) : RecipeRef();
 }
 
-// The tensors among the last values of a stack.
-static std::vector<at::Tensor> last_tensors(const Stack &stack, std::size_t count) {
+std::vector<at::Tensor> last_tensors(const Stack &stack, std::size_t count) {
     std::vector<at::Tensor> found;
     for (std::size_t at = stack.size() - count; at < stack.size(); at++) {
         if (stack[at].isTensor() && stack[at].toTensor().defined()) {
@@ -407,7 +401,7 @@ static std::vector<at::Tensor> last_tensors(const Stack &stack, std::size_t coun
 }
 
 std::vector<at::Tensor> tensors_given(const Named *named, const Stack &stack) {
-    return last_tensors(stack, named->op.schema().arguments().size());
+    return last_tensors(stack, named->arguments);
 }
 
 std::vector<at::Tensor> tensors_made(const Named *named, const Stack &stack) {

@@ -52,6 +52,10 @@ struct Named {
     bool gives_written; // its results are the tensors that it changes,
     bool reads_written; // whose former bytes affect them
 
+    // Its arguments on a stack, before it runs.
+    const c10::IValue *given(const Stack &stack) const {
+        return stack.data() + (stack.size() - arguments);
+    }
     // Run the operator without our kernel.
     void run(c10::DispatchKeySet keys, Stack *stack) const;
     bool may_write() const { return !declared.empty() || !undeclared.empty(); }
@@ -137,6 +141,8 @@ RecipeRef recipe_begin(const Named *named, c10::DispatchKeySet keys, const Stack
                        const Keeping &keeping);
 // The storages that an operator is about to change.
 std::vector<c10::StorageImpl *> written_storages(const Named *named, const c10::IValue *arguments);
+// The tensors among the last values of a stack.
+std::vector<at::Tensor> last_tensors(const Stack &stack, std::size_t count);
 // The tensors among the arguments of an operator before it runs, and among its results afterwards.
 std::vector<at::Tensor> tensors_given(const Named *named, const Stack &stack);
 std::vector<at::Tensor> tensors_made(const Named *named, const Stack &stack);

@@ -71,7 +71,7 @@ template <class Some> std::vector<Refill> take_out(std::vector<Refill> *refills,
 } // namespace
 
 bool may_refill(const Named *named, const Stack &stack, Region *region) {
-    const c10::IValue *arguments = stack.data() + (stack.size() - named->arguments);
+    const c10::IValue *arguments = named->given(stack);
     return std::all_of(named->declared.begin(), named->declared.end(), [&](std::size_t at) {
         Span span = {};
         return arguments[at].isTensor() && is_refillable(arguments[at].toTensor(), region, &span) &&

@@ -126,10 +126,10 @@ bool is_weight(c10::TensorImpl *impl) {
 PyObject *pack_by(const Region *region, PyObject *pack, PyObject *tensor) {
     Ref<> packed = Ref<>::steal(PyObject_CallOneArg(pack, tensor));
     Packer *teller = region->others == nullptr ? nullptr : packer_of(region->others);
-    if (packed && teller != nullptr && packer_of(pack) == teller &&
-        Py_TYPE(packed.get()) == &handle_type) {
+    Handle *handle = as_handle(packed.get());
+    if (handle != nullptr && teller != nullptr && packer_of(pack) == teller) {
         Py_INCREF(teller);
-        reinterpret_cast<Handle *>(packed.get())->teller = teller;
+        handle->teller = teller;
     }
     return packed.release();
 }
@@ -150,9 +150,7 @@ PyObject *pack_other(Region *region, PyObject *tensor, c10::TensorImpl *impl, bo
     if (region->others != nullptr) {
         c10::StorageImpl *storage = impl->unsafe_storage().unsafeGetStorageImpl();
         PyObject *packed = pack_by(region, region->others, tensor);
-        auto *handle = packed != nullptr && Py_TYPE(packed) == &handle_type
-                           ? reinterpret_cast<Handle *>(packed)
-                           : nullptr;
+        const Handle *handle = as_handle(packed);
         if (kept != nullptr && handle != nullptr && handle->group != nullptr) {
             note(region, storage).is_grouped = true;
         }
@@ -433,7 +431,7 @@ std::vector<c10::StorageImpl *> region_writes(const Region *region, const Named 
     if (!named->may_write() || !has_refills(region)) {
         return {};
     }
-    return written_storages(named, stack.data() + (stack.size() - named->arguments));
+    return written_storages(named, named->given(stack));
 }
 
 Refill *region_refilled(Region *region, c10::TensorImpl *tensor, Span span) {

@@ -69,8 +69,7 @@ at::Tensor handle_now(const Recipe *recipe, Handle *handle) {
 // The tensor of an operand, for running the recipe. Undefined: an exception is set.
 at::Tensor operand_now(const Recipe *recipe, const Operand &operand) {
     using Impl = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-    if (Py_TYPE(operand.packed.get()) == &handle_type) {
-        auto *handle = reinterpret_cast<Handle *>(operand.packed.get());
+    if (Handle *handle = as_handle(operand.packed.get())) {
         const c10::TensorImpl &alias = *handle->alias;
         auto options = c10::TensorOptions().dtype(alias.dtype()).device(alias.device());
         at::Tensor tensor = operand.is_scratch
@@ -161,29 +160,16 @@ PyObject *rerun(PyObject *self, PyObject *) {
 
 PyMethodDef rerun_method = {"rerun", shielded<rerun>, METH_NOARGS, nullptr};
 
-void add_tensors(const c10::IValue &value, std::vector<at::Tensor> *out) {
-    if (value.isTensor() && value.toTensor().defined()) {
-        out->push_back(value.toTensor());
-    } else if (value.isTensorList()) {
-        std::vector<at::Tensor> listed = value.toTensorVector();
-        out->insert(out->end(), listed.begin(), listed.end());
-    }
-}
-
 // Run a recipe. A recorder must see the run of a region's recipe, since it is a part of the step.
 bool run_seen(const Recipe *recipe, Stack *stack) {
     if (!recipe->run || !is_observed()) {
         return run_again(recipe, stack);
     }
-    std::vector<at::Tensor> read;
-    for (const c10::IValue &each : *stack) {
-        add_tensors(each, &read);
-    }
     Stack made;
     Rerun body = {.recipe = recipe, .given = stack, .made = &made};
     Ref<> capsule = Ref<>::steal(PyCapsule_New(&body, nullptr, nullptr));
     Ref<> run = Ref<>::steal(capsule ? PyCFunction_New(&rerun_method, capsule.get()) : nullptr);
-    Ref<> given = run ? wrap_all(read) : Ref<>();
+    Ref<> given = run ? wrap_all(last_tensors(*stack, stack->size())) : Ref<>();
     if (!call(links.repeat, recipe->named->function, given.get(), run.get())) {
         return false;
     }

@@ -22,18 +22,14 @@ std::atomic<std::size_t> standing{0}; // number of hooks that stand by
 // Whether an operand has its memory or can get it back. `next`: collects the recipe that must run
 // before, if there is one.
 bool is_there(const Operand &operand, std::vector<const Recipe *> *next) {
-    if (Py_TYPE(operand.packed.get()) != &handle_type || operand.is_scratch) {
-        return true;
+    const Handle *handle = handle_in(operand);
+    if (handle == nullptr || !handle->is_stripped) {
+        return handle == nullptr || has_memory(*handle->alias);
     }
-    const auto *handle = reinterpret_cast<const Handle *>(operand.packed.get());
-    const Group *group = handle->group;
-    if (handle->is_stripped) {
-        if (is_recomputed(group)) {
-            next->push_back(group->recipe);
-        }
-        return true;
+    if (is_recomputed(handle->group)) {
+        next->push_back(handle->group->recipe);
     }
-    return has_memory(*handle->alias);
+    return true;
 }
 
 // Whether a recipe can run, with all recipes that it depends on. Code that manages storages itself

@@ -439,9 +439,7 @@ PyObject *get_leaf(const Handle *handle) {
     if (leaf == nullptr) {
         Py_RETURN_NONE;
     }
-    PyObject *tensor = wrap(leaf);
-    c10::raw::intrusive_ptr::decref(leaf);
-    return tensor;
+    return wrap_owned(leaf);
 }
 
 int set_leaf(PyObject *self, PyObject *tensor, void *) {

@@ -87,7 +87,8 @@ Packer *packer_of(PyObject *pack);
 
 // Return the hooks to notify when other code unpacks a saved tensor, borrowed; null: none.
 inline Packer *teller_of(PyObject *packed) {
-    return Py_TYPE(packed) == &handle_type ? reinterpret_cast<Handle *>(packed)->teller : nullptr;
+    const Handle *handle = as_handle(packed);
+    return handle == nullptr ? nullptr : handle->teller;
 }
 
 // Bring a handle's bytes back by any means; the lock is held. False: an exception is set.

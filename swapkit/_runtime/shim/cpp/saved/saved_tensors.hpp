@@ -189,6 +189,12 @@ struct Group {
 
 extern Type handle_type, group_type;
 
+// Return an object that autograd keeps as a handle; null: it is none.
+inline Handle *as_handle(PyObject *packed) {
+    return packed != nullptr && Py_TYPE(packed) == &handle_type ? reinterpret_cast<Handle *>(packed)
+                                                                : nullptr;
+}
+
 // Return a new handle of a tensor that stays. `itself`: of the tensor, not of an alias. Null: an
 // exception is set.
 Handle *handle_keep(PyObject *tensor, bool itself);

@@ -126,6 +126,14 @@ PyObject *wrap(c10::TensorImpl *tensor) {
     return wrapper(&shared);
 }
 
+PyObject *wrap_owned(c10::TensorImpl *tensor) {
+    PyObject *object = tensor == nullptr ? nullptr : wrap(tensor);
+    if (tensor != nullptr) {
+        c10::raw::intrusive_ptr::decref(tensor);
+    }
+    return object;
+}
+
 bool is_leaf(c10::TensorImpl *tensor) { return share(tensor).is_leaf(); }
 
 bool gathers_gradients(c10::TensorImpl *tensor) {

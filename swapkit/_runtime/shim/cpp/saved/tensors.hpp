@@ -15,6 +15,8 @@ namespace swapkit {
 bool impl_of(PyObject *tensor, c10::TensorImpl **out);
 // Return the Python object of a tensor. Null: an exception is set.
 PyObject *wrap(c10::TensorImpl *tensor);
+// The same for a reference that the caller gives up, and null for null.
+PyObject *wrap_owned(c10::TensorImpl *tensor);
 
 // Return whether a tensor is a leaf, with or without gradients. Autograd saves a leaf itself, not
 // an alias: code that assigns its `.data` or its attributes means the saved tensor, too.

@@ -20,19 +20,9 @@ static bool is_apart(const c10::TensorImpl *leaf, const Group *group) {
     return !leaf->has_storage() || leaf->unsafe_storage().unsafeGetStorageImpl() != group->storage;
 }
 
-static PyObject *weight_of(Handle *handle) {
-    c10::TensorImpl *found = handle_read(handle, Py_None);
-    if (found == nullptr) {
-        return nullptr;
-    }
-    PyObject *tensor = wrap(found);
-    c10::raw::intrusive_ptr::decref(found);
-    return tensor;
-}
-
 PyObject *tensor_of(Handle *handle) {
     if (handle->weight != nullptr) {
-        return weight_of(handle);
+        return wrap_owned(handle_read(handle, Py_None));
     }
     c10::TensorImpl *leaf = handle_leaf(handle);
     if (handle->group == nullptr && leaf == nullptr) {
@@ -44,10 +34,8 @@ PyObject *tensor_of(Handle *handle) {
     PyObject *tensor = nullptr;
     if (is_there) {
         // Do not return the alias: another thread may strip it before autograd has read it.
-        c10::TensorImpl *view = leaf != nullptr ? std::exchange(leaf, nullptr) //
-                                                : detached(handle->alias);
-        tensor = wrap(view);
-        c10::raw::intrusive_ptr::decref(view);
+        tensor = wrap_owned(leaf != nullptr ? std::exchange(leaf, nullptr) //
+                                            : detached(handle->alias));
     }
     if (leaf != nullptr) {
         c10::raw::intrusive_ptr::decref(leaf);

@@ -12,8 +12,8 @@ namespace {
 
 // Return a handle that `keep_inside` has made; null: an exception is set.
 Handle *handle_inside_of(PyObject *object) {
-    auto *handle = reinterpret_cast<Handle *>(object);
-    if (Py_TYPE(object) != &handle_type || handle->watch == nullptr) {
+    Handle *handle = as_handle(object);
+    if (handle == nullptr || handle->watch == nullptr) {
         PyErr_Format(PyExc_TypeError, "expected a SavedTensor of a wrapper, not %R", object);
         return nullptr;
     }
@@ -50,14 +50,12 @@ PyObject *packer_pack_inside(Packer *packer, PyObject *argument) {
         return nullptr;
     }
     auto kept = Ref<>::share(argument);
-    c10::TensorImpl *view = detached(handle->alias);
-    Ref<> tensor = Ref<>::steal(wrap(view));
-    c10::raw::intrusive_ptr::decref(view);
+    Ref<> tensor = Ref<>::steal(wrap_owned(detached(handle->alias)));
     const Watch watch = *handle->watch;
     const Meanwhile<const Watch *> wrapper(watch_around, &watch);
     Ref<> packed = tensor ? Ref<>::steal(packer_pack(packer, tensor.get())) : Ref<>();
-    if (packed && Py_TYPE(packed.get()) == &handle_type) {
-        handle_watch(reinterpret_cast<Handle *>(packed.get()), watch);
+    if (Handle *inside = as_handle(packed.get())) {
+        handle_watch(inside, watch);
     }
     return packed.release();
 }
