@@ -1,10 +1,30 @@
-/* freelist.h - free blocks by size. Inline: each take and give changes lists several times.
+/* freelist.h - lists of blocks, and free blocks by size. Inline: each take and give changes
+ * several.
  *
  * Everything here is guarded by pool->lock. */
 #ifndef SWAPKIT_POOL_FREELIST_H
 #define SWAPKIT_POOL_FREELIST_H
 
 #include "pool/pool.h"
+
+/* Put a block that is in no list first into one; take it out of the list that it is in. */
+static inline void sk__list_push(sk__block **first, sk__block *block) {
+    block->prev = NULL;
+    block->next = *first;
+    if (block->next != NULL) {
+        block->next->prev = block;
+    }
+    *first = block;
+}
+static inline void sk__list_pull(sk__block **first, sk__block *block) {
+    sk_assert((block->prev == NULL) == (*first == block));
+    sk_assert(block->next == NULL || block->next->prev == block);
+    if (block->next != NULL) {
+        block->next->prev = block->prev;
+    }
+    *(block->prev != NULL ? &block->prev->next : first) = block->next;
+    block->prev = block->next = NULL;
+}
 
 enum { SK_BIN_STEP_BITS = 4 };
 

@@ -5,6 +5,7 @@
  * memory wait for it to come back before they give up. */
 #include <stdlib.h>
 
+#include "pool/freelist.h"
 #include "pool/lives.h"
 #include "pool/stats.h"
 #include "pool/waiting.h"

@@ -80,25 +80,6 @@ struct sk__block {
     sk__state state;
 };
 
-/* Put a block that is in no list first into one; take it out of the list that it is in. */
-static inline void sk__list_push(sk__block **first, sk__block *block) {
-    block->prev = NULL;
-    block->next = *first;
-    if (block->next != NULL) {
-        block->next->prev = block;
-    }
-    *first = block;
-}
-static inline void sk__list_pull(sk__block **first, sk__block *block) {
-    sk_assert((block->prev == NULL) == (*first == block));
-    sk_assert(block->next == NULL || block->next->prev == block);
-    if (block->next != NULL) {
-        block->next->prev = block->prev;
-    }
-    *(block->prev != NULL ? &block->prev->next : first) = block->next;
-    block->prev = block->next = NULL;
-}
-
 /* Another stream's use of a block; the event is recorded when the block is given back. */
 struct sk__use {
     sk__use *next;
