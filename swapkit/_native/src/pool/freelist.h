@@ -1,5 +1,5 @@
-/* freelist.h - lists of blocks, and free blocks by size. Inline: each take and give changes
- * several.
+/* freelist.h - lists of blocks, and free blocks by size. Inline: each take and give changes several
+ * of them.
  *
  * Everything here is guarded by pool->lock. */
 #ifndef SWAPKIT_POOL_FREELIST_H
