@@ -19,13 +19,13 @@ from swapkit._runtime.optimizer.wrapped import list_optimizers
 from swapkit._runtime.saved.device import Limits
 from swapkit._runtime.session.session import Session
 from swapkit.api.path_arguments import read_argument
-from swapkit.config.environment import MIN_SWAP_BYTES, read_environment
+from swapkit.config.environment import MIN_SWAP_BYTES, CpuAffinity, read_environment
 from swapkit.errors import InvalidArgument, Unsupported
 from swapkit.ir.checks import check_plan
 from swapkit.ir.codec import inside, read_planned
 from swapkit.ir.plans import Plan
 from swapkit.planning.planner import POLICIES as PLANNED
-from swapkit.planning.planner import check_policy
+from swapkit.planning.planner import Policy, check_policy
 from swapkit.units import parse_bytes, show
 
 if TYPE_CHECKING:
@@ -34,9 +34,7 @@ if TYPE_CHECKING:
     import torch
 
     from swapkit._runtime.allocators.installed_pool import Installation
-    from swapkit.config.environment import CpuAffinity
     from swapkit.ir.traces import Trace
-    from swapkit.planning.planner import Policy
 
 POLICIES = (*PLANNED, RESCUE)
 # On a device that uses host memory, a host copy frees no memory. With a disk, the host only stages

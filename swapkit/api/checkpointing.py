@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from swapkit._runtime.operators.names import find_operators
@@ -12,8 +12,6 @@ from swapkit.errors import InvalidArgument
 from swapkit.registry import Recompute
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     import torch
 
 _T = TypeVar("_T", bound="Callable[..., Any] | torch.nn.Module | Sequence[torch.nn.Module]")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
@@ -23,15 +23,12 @@ from swapkit._runtime.user_choices.wrapping import (
 )
 from swapkit.api.targets import compile_pattern
 from swapkit.errors import InvalidArgument
-from swapkit.registry import Recompute, Source, judge
+from swapkit.registry import Choice, Recompute, Source, Verdict, judge
 from swapkit.reporting.text import format_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from swapkit._runtime.execution.planned_recomputation import PlannedRepetition
     from swapkit._runtime.user_choices.part import Part
-    from swapkit.registry import Choice, Verdict
 
 HEADINGS = ("where", "what", "by", "holds")
 MODEL = "(model)"  # shown for the model itself

@@ -14,7 +14,7 @@ from swapkit.api.budgets import budget
 from swapkit.api.offloading import offload
 from swapkit.config import flags
 from swapkit.config.environment import read_environment
-from swapkit.config.settings import CORE_ATTENTION, LAYER_INPUT, ROLES, Settings
+from swapkit.config.settings import CORE_ATTENTION, LAYER_INPUT, ROLES, LayerPart, Settings
 from swapkit.errors import InvalidArgument
 from swapkit.planning.policies.adaptive_recompute import AdaptiveRecompute
 from swapkit.planning.policies.stage_swap import AimedPolicy, StageSwapPolicy
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     import torch
 
     from swapkit._runtime.session.session import Session
-    from swapkit.config.settings import LayerPart
     from swapkit.config.smart_swap import SmartSwapConfig, SmartSwapSource
     from swapkit.planning.planner import Policy
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,23 +18,24 @@ from swapkit._runtime.user_choices.wrapping import carry_marks, end_part, make_p
 from swapkit.api.choice_table import choices
 from swapkit.api.targets import match_modules
 from swapkit.config.environment import list_without_effect, read_environment
-from swapkit.config.mindformers.documents import check_rules, read_document
-from swapkit.config.mindformers.layer_actions import settle
-from swapkit.config.mindformers.patterns import find
-from swapkit.config.mindformers.selections import Indices, ModelInputs, is_whole, lay_out
+from swapkit.config.mindformers.documents import Document, check_rules, read_document
+from swapkit.config.mindformers.layer_actions import LayerActions, NormalSettings, settle
+from swapkit.config.mindformers.patterns import Match, find
+from swapkit.config.mindformers.selections import (
+    Indices,
+    LayerSelection,
+    Layout,
+    ModelInputs,
+    Offset,
+    is_whole,
+    lay_out,
+)
 from swapkit.errors import InvalidArgument
-from swapkit.registry import Choice, Collectives, Exclude, Recompute, Source, Swap
+from swapkit.registry import Choice, Collectives, Exclude, Recompute, Source, Swap, What
 from swapkit.texts import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from swapkit._runtime.user_choices.layers import ModuleOperator, ModulePart
-    from swapkit.config.mindformers.documents import Document
-    from swapkit.config.mindformers.layer_actions import LayerActions, NormalSettings
-    from swapkit.config.mindformers.patterns import Match
-    from swapkit.config.mindformers.selections import LayerSelection, Layout, Offset
-    from swapkit.registry import What
 
 # ---- configuration warnings ----------------------------------------------------------------------
 #

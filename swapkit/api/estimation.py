@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 
@@ -27,21 +28,16 @@ from swapkit.api.budgets import budget as open_session
 from swapkit.api.planning import find_machine
 from swapkit.api.recording import check_step, find_place, find_setting, record_with
 from swapkit.errors import InvalidArgument
-from swapkit.planning.estimates import Batches, find_need, find_smallest, find_times
+from swapkit.ir.machines import Machine
+from swapkit.ir.traces import Trace
+from swapkit.planning.estimates import Batches, MemoryNeed, find_need, find_smallest, find_times
 from swapkit.reporting.estimates import Estimate, LargestBatch
 from swapkit.units import MIB, parse_bytes, round_up, show
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Iterator
-    from typing import TypeAlias
-
     from swapkit._runtime.allocators.installed_pool import Installation
     from swapkit._runtime.recording.notes import Setting
     from swapkit._runtime.recording.tables.roofline import Hardware
-    from swapkit.ir.machines import Machine
-    from swapkit.ir.traces import Trace
-    from swapkit.planning.estimates import MemoryNeed
 
     Amount: TypeAlias = int | float | str
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from swapkit._runtime.allocators.installation import choose_device
 from swapkit._runtime.machine.measured_machine import measure_machine
@@ -14,17 +14,12 @@ from swapkit.errors import InvalidArgument, InvalidType, Unsupported
 from swapkit.ir.checks import check_machine, check_plan
 from swapkit.ir.codec import inside, read_machine, read_trace
 from swapkit.ir.machines import Machine
-from swapkit.ir.plans import Plan
+from swapkit.ir.plans import Plan, Schedule
 from swapkit.ir.traces import Trace
 from swapkit.planning.placed import make_placed_plan
+from swapkit.planning.planner import Policy
 from swapkit.simulation.timeline import simulate as run_simulation
 from swapkit.units import parse_bytes, show
-
-if TYPE_CHECKING:
-    import os
-
-    from swapkit.ir.plans import Schedule
-    from swapkit.planning.planner import Policy
 
 _TRACE = "a trace from swapkit.record(), or the path of a file with one"
 _MACHINE = "a swapkit.ir.machines.Machine, or the path of a file with one"

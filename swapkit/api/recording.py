@@ -23,14 +23,13 @@ from swapkit._runtime.torch_compat.internals import FakeTensor
 from swapkit.config.environment import MIN_SWAP_BYTES
 from swapkit.errors import InvalidArgument, SessionError
 from swapkit.ir.plans import Action
-from swapkit.ir.traces import Phase
+from swapkit.ir.traces import Phase, Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from swapkit._runtime.recording.tables.roofline import Hardware
     from swapkit._runtime.saved.device import DevicePool
-    from swapkit.ir.traces import Trace
 
 META = torch.device("meta")
 

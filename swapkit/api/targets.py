@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -19,9 +20,6 @@ from swapkit.errors import InvalidArgument
 from swapkit.registry import Choice, Source, What
 from swapkit.texts import PATTERN_ERRORS, printable
 from swapkit.units import show
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 NAMES_SHOWN = 8  # module paths in the error when a pattern matches none
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import click
 
 from swapkit.errors import SwapkitError
 from swapkit.reporting.text import format_table
 from swapkit.units import parse_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 # ---- output --------------------------------------------------------------------------------------
 #

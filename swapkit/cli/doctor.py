@@ -14,9 +14,9 @@ import resource
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 from packaging.requirements import Requirement
@@ -27,9 +27,6 @@ from swapkit.cli.machine import find_machine
 from swapkit.errors import InvalidArgument, NativeBuildError, SwapkitError
 from swapkit.reporting.machines import format_speed
 from swapkit.units import format_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 # ---- findings ------------------------------------------------------------------------------------
 #

@@ -6,7 +6,7 @@ import contextlib
 import json
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
@@ -27,7 +27,6 @@ from swapkit.ir.codec import read_machine, read_trace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import TextIO
 
     from swapkit._runtime.session.session import Session
     from swapkit.api.estimation import BudgetNeed, BudgetTrial

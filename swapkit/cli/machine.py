@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from swapkit.cli.base import DONE, CliCommand, show_table
 from swapkit.errors import InvalidArgument
 from swapkit.ir.codec import encode_machine, write_machine
+from swapkit.ir.machines import Machine
 from swapkit.reporting.machines import list_machine
 from swapkit.units import parse_bytes
-
-if TYPE_CHECKING:
-    from swapkit.ir.machines import Machine
 
 STDOUT = "-"
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import click
 
 from swapkit.cli.base import DONE, CliCommand, machine_option, waiting
 from swapkit.cli.machine import find_machine
+from swapkit.ir.machines import Machine
+from swapkit.ir.plans import Plan
+from swapkit.ir.traces import Trace
 from swapkit.planning import POLICIES
-
-if TYPE_CHECKING:
-    from swapkit.ir.machines import Machine
-    from swapkit.ir.plans import Plan
-    from swapkit.ir.traces import Trace
 
 
 @click.command(cls=CliCommand)

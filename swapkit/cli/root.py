@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import click
 
@@ -16,9 +16,6 @@ from swapkit.cli.machine import machine
 from swapkit.cli.plan_trace import plan
 from swapkit.cli.report import report
 from swapkit.cli.run import run
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 NAME = "swapkit"
 _CODES = """\b

@@ -11,20 +11,16 @@ import os
 import pkgutil
 import sys
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING
+from types import CodeType, ModuleType, TracebackType
 
 import click
 
 from swapkit.cli.base import DONE, FAILED, INTERRUPTED
 from swapkit.errors import InvalidArgument
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from importlib.machinery import ModuleSpec
-    from types import CodeType, TracebackType
 
 # ---- torch import --------------------------------------------------------------------------------
 #

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from swapkit.config.values import read_value
 from swapkit.errors import InvalidArgument
 from swapkit.texts import get_logger
 from swapkit.units import MIB
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 # ---- allocator keys ------------------------------------------------------------------------------
 #

@@ -32,15 +32,12 @@ import os
 import re
 import sys
 import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 from swapkit.config.values import is_digits, read_value, read_variable
 from swapkit.units import parse_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 # Smaller storages are never moved: a transfer costs more than the memory is worth.
 MIN_SWAP_BYTES = 1024

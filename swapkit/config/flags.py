@@ -10,21 +10,22 @@ Source:
 
 from __future__ import annotations
 
+import argparse
 import os
 import warnings
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from swapkit.config.environment import read_environment
 from swapkit.config.settings import CORE_ATTENTION, LAYER_INPUT, LayerPart, Settings
-from swapkit.config.smart_swap import read_smart_swap, swap_policy_config
+from swapkit.config.smart_swap import (
+    SmartSwapConfig,
+    SmartSwapSource,
+    read_smart_swap,
+    swap_policy_config,
+)
 from swapkit.errors import InvalidArgument
 from swapkit.units import MIB
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Mapping
-
-    from swapkit.config.smart_swap import SmartSwapConfig, SmartSwapSource
 
 PROFILE_STEPS, LEAST_PROFILE_STEPS = 10, 5
 SWAP_TIMES = 16

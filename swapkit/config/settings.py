@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from swapkit.config.environment import MIN_SWAP_BYTES
+from swapkit.config.smart_swap import SmartSwapConfig
 from swapkit.units import MIB, format_bytes
-
-if TYPE_CHECKING:
-    from swapkit.config.smart_swap import SmartSwapConfig
 
 CORE_ATTENTION, LAYER_INPUT = "core_attention", "layer_input"
 # Modules inside a layer, as Megatron and the models of `transformers` name them.

@@ -8,11 +8,9 @@ from __future__ import annotations
 import math
 import re
 import warnings
+from collections.abc import Callable, Mapping
 from operator import ge, gt, le, lt
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 _Default = TypeVar("_Default", bound="int | None")
 

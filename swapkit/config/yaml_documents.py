@@ -7,12 +7,9 @@ than memory holds. Python refuses to nest calls deeply, and to read numbers of t
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from swapkit.errors import InvalidConfiguration
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MOST_LEVELS = 100
 MOST_VALUES = 100_000  # with aliases written out

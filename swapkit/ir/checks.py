@@ -5,16 +5,13 @@ The message names the place: `operators[12].seconds: expected a number of at lea
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 from swapkit.ir.fields import MACHINE, PLAN, PREDICTION, SHAPES, TRACE, Shape, refuse
 from swapkit.ir.machines import Machine
 from swapkit.ir.plans import Action, Decision, Plan, Prediction, Tier
 from swapkit.ir.traces import BEFORE, Event, EventKind, Operator, Storage, Trace
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 MOST_TOTAL_BYTES = 1 << 62  # sums stay below 64 bits
 

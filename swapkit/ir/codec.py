@@ -15,7 +15,9 @@ Example:
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, TypeVar
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
 
 from swapkit.errors import InvalidDocument
 from swapkit.ir.checks import check_machine, check_plan, check_trace
@@ -25,10 +27,6 @@ from swapkit.ir.machines import Machine
 from swapkit.ir.plans import Decision, Plan, Prediction
 from swapkit.ir.traces import VERSION, Event, Operator, Storage, Trace
 from swapkit.units import show
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterator, Sequence
 
 Value = TypeVar("Value")
 PLANNED = "swapkit plan with its trace"

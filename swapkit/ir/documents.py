@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import secrets
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NoReturn
+from typing import BinaryIO, NoReturn
 
 from swapkit.errors import DiskError, InvalidArgument, InvalidDocument, InvalidType
 from swapkit.units import show
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 _COMPACT = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 _STEP = "  "

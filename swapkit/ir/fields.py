@@ -8,8 +8,9 @@ unchanged; the check of the result then reports it.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from swapkit.errors import InvalidDocument
 from swapkit.ir import machines, plans, traces
@@ -17,9 +18,6 @@ from swapkit.ir.machines import Machine
 from swapkit.ir.plans import PLANNED, Decision, Plan, Prediction, Tier
 from swapkit.ir.traces import BEFORE, Event, EventKind, Kind, Operator, Phase, Storage, Trace
 from swapkit.units import MOST_BYTES, show
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 MOST_COUNT = (1 << 31) - 1  # operators and storages have 32-bit numbers
 MOST_SECONDS = 1e9

@@ -14,16 +14,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING
 
-from swapkit.ir.traces import BEFORE, Phase
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from swapkit.ir.traces import Event, Operator, Storage, Trace
+from swapkit.ir.traces import BEFORE, Event, Operator, Phase, Storage, Trace
 
 SHORTEST_WITHIN = 8  # operators between two uses in one pass; a shorter gap is not worth a move
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from swapkit.ir.traces import Trace
 from swapkit.units import format_bytes
-
-if TYPE_CHECKING:
-    from swapkit.ir.traces import Trace
 
 VERSION = 1
 

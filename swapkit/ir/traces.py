@@ -15,12 +15,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
+from swapkit.ir.stages import StagePlace
 from swapkit.units import format_bytes
-
-if TYPE_CHECKING:
-    from swapkit.ir.stages import StagePlace
 
 VERSION = 1
 # An operator without operands: the step waits for a collective, that is, for other ranks.

@@ -12,10 +12,8 @@ import os
 import threading
 import time
 import traceback
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
 
 _T = TypeVar("_T")
 THREAD_NAME = "swapkit-planning"

@@ -9,24 +9,18 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 from swapkit.ir.machines import Machine
-from swapkit.ir.traces import BEFORE, Kind
+from swapkit.ir.traces import BEFORE, Kind, Operator, Storage, Trace
 from swapkit.planning.layout.lifetimes import ROUNDING_BYTES
-from swapkit.planning.search.feasibility import find_least, name_operators
+from swapkit.planning.search.feasibility import Least, find_least, name_operators
 from swapkit.planning.search.solving import SHARES, TradeOff, measure_budgets
 from swapkit.simulation.lowering import lower
+from swapkit.simulation.problems import Problem
 from swapkit.units import round_up
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from swapkit.ir.traces import Operator, Storage, Trace
-    from swapkit.planning.search.feasibility import Least
-    from swapkit.simulation.problems import Problem
 
 MOST_TIMES = 1024  # the larger recorded batch size: larger batches are not considered
 # The smallest budget depends on the machine only by its host memory. For an unknown machine.

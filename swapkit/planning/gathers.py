@@ -5,16 +5,11 @@ from __future__ import annotations
 import statistics
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
-from swapkit.ir.traces import BEFORE, WAIT, Kind, Operator, Phase, is_wait
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
-
-    from swapkit.ir.traces import Event, Storage, Trace
+from swapkit.ir.traces import BEFORE, WAIT, Event, Kind, Operator, Phase, Storage, Trace, is_wait
 
 # ---- gathers -------------------------------------------------------------------------------------
 #

@@ -8,23 +8,19 @@ follows it (`selection/lean_trials.py`).
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from swapkit.ir.machines import Machine
+from swapkit.ir.plans import Plan
+from swapkit.ir.traces import Trace
 from swapkit.planning.placed import predict_reserved
-from swapkit.planning.planner import restrict
+from swapkit.planning.planner import PlanTarget, restrict
 from swapkit.planning.search.feasibility import find_least
 from swapkit.planning.search.local_search import Effort
+from swapkit.planning.search.moves import Actions
 from swapkit.planning.search.solving import Solution, plan_problem
 from swapkit.simulation.lowering import lower
+from swapkit.simulation.problems import Problem
 from swapkit.simulation.timeline import as_plan
-
-if TYPE_CHECKING:
-    from swapkit.ir.machines import Machine
-    from swapkit.ir.plans import Plan
-    from swapkit.ir.traces import Trace
-    from swapkit.planning.planner import PlanTarget
-    from swapkit.planning.search.moves import Actions
-    from swapkit.simulation.problems import Problem
 
 QUICK = Effort(starts=40, changes=400)
 HALVINGS = 7  # of the range of budgets

@@ -12,28 +12,23 @@ Source:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from swapkit.errors import InfeasibleBudget
+from swapkit.ir.machines import Machine
+from swapkit.ir.plans import Plan
+from swapkit.ir.traces import Trace
 from swapkit.planning.beside import go_on
 from swapkit.planning.layout.lifetimes import find_lifetimes
 from swapkit.planning.layout.placing import place_quickly
-from swapkit.planning.planner import make_plan, make_plans, restrict
+from swapkit.planning.planner import PlanTarget, Policy, make_plan, make_plans, restrict
 from swapkit.planning.search.local_search import Effort
 from swapkit.planning.search.solving import PlanFailure, plan_problem
 from swapkit.simulation.lowering import lower
 from swapkit.simulation.timeline import as_plan, simulate
 from swapkit.units import format_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from swapkit.ir.machines import Machine
-    from swapkit.ir.plans import Plan
-    from swapkit.ir.traces import Trace
-    from swapkit.planning.planner import PlanTarget, Policy
 
 ATTEMPTS = 5  # plans for less and less memory
 # A session improves the layout of the plan that it follows for longer.

@@ -8,14 +8,17 @@ the simulator. Most plans are within a fraction of a percent of the program's lo
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from swapkit.errors import InfeasibleBudget, InvalidArgument, InvalidType, PlanMismatch
+from swapkit.ir.machines import Machine
 from swapkit.ir.plans import Decision, Plan
+from swapkit.ir.traces import Trace
 from swapkit.planning import POLICIES
 from swapkit.planning.bounds.bound import lower_bound
-from swapkit.planning.search.feasibility import find_least, name_operators
+from swapkit.planning.search.feasibility import Least, find_least, name_operators
 from swapkit.planning.search.moves import Trials
 from swapkit.planning.search.solving import (
     SHARES,
@@ -27,17 +30,10 @@ from swapkit.planning.search.solving import (
     plan_problem,
 )
 from swapkit.simulation.lowering import lower
+from swapkit.simulation.problems import Problem
 from swapkit.simulation.timeline import as_plan, set_moments, simulate
 from swapkit.simulation.validator import find_violations
 from swapkit.units import format_bytes, show
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from swapkit.ir.machines import Machine
-    from swapkit.ir.traces import Trace
-    from swapkit.planning.search.feasibility import Least
-    from swapkit.simulation.problems import Problem
 
 __all__ = [
     "POLICIES",

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from swapkit.ir.plans import Action, Decision, Tier
-from swapkit.ir.traces import Kind
+from swapkit.ir.machines import Machine
+from swapkit.ir.plans import Action, Decision, Plan, Schedule, Tier
+from swapkit.ir.traces import Kind, Trace
 from swapkit.simulation.lowering import lower
 from swapkit.simulation.timeline import simulate
-
-if TYPE_CHECKING:
-    from swapkit.ir.machines import Machine
-    from swapkit.ir.plans import Plan, Schedule
-    from swapkit.ir.traces import Trace
 
 
 class Why(enum.Enum):

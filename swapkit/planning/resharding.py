@@ -8,20 +8,15 @@ the most seconds for the memory and time that they occupy are kept first.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from swapkit.errors import InfeasibleBudget
-from swapkit.planning.gathers import find_gathered, rewrite_gathers
+from swapkit.ir.machines import Machine
+from swapkit.ir.traces import Trace
+from swapkit.planning.gathers import GatheredModule, find_gathered, rewrite_gathers
 from swapkit.planning.placed import make_placed_plan
 from swapkit.planning.planner import make_plan
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
-
-    from swapkit.ir.machines import Machine
-    from swapkit.ir.traces import Trace
-    from swapkit.planning.gathers import GatheredModule
 
 # A setting must be predicted to shorten the step by this share: the step is recorded again then.
 WORTH = 0.03

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from swapkit.ir.traces import is_wait
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from swapkit.ir.traces import Operator, Trace
+from swapkit.ir.traces import Operator, Trace, is_wait
 
 
 def smooth_times(trace: Trace, doubtful: Collection[int] = ()) -> Trace:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
 
+from swapkit.planning.search.solving import TradeOff
 from swapkit.reporting.machines import format_seconds
 from swapkit.reporting.text import format_html, format_per_rank, format_table
 from swapkit.units import format_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from swapkit.planning.search.solving import TradeOff
 
 _MEMORY_HEADS = ("memory of a step", "", "")
 _TIME_HEADS = ("budget", "of plain", "step", "vs. plain", "bound", "swapped", "recomputed")

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from swapkit.ir.machines import Machine
 from swapkit.units import format_bytes
-
-if TYPE_CHECKING:
-    from swapkit.ir.machines import Machine
 
 
 def format_speed(bytes_per_second: float) -> str:

@@ -7,20 +7,15 @@ Sites with the same action share one line: eighty layers that swap the same stor
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from swapkit.ir.plans import Action, Tier
+from swapkit.ir.plans import Action, Plan, Tier
+from swapkit.planning.reasons import Reason
+from swapkit.planning.search.solving import TradeOff
 from swapkit.reporting.machines import format_seconds
 from swapkit.reporting.text import format_table
 from swapkit.units import format_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from swapkit.ir.plans import Plan
-    from swapkit.planning.reasons import Reason
-    from swapkit.planning.search.solving import TradeOff
 
 MOST_LINES = 24
 MOST_RANGES = 4  # ranges of numbers in one name

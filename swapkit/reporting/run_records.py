@@ -6,24 +6,21 @@ checked: a document yields a sound record or an InvalidDocument that says where 
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from swapkit.errors import InvalidDocument
 from swapkit.ir import codec
 from swapkit.ir.checks import check_plan
 from swapkit.ir.documents import read_document, write_document
 from swapkit.ir.fields import MOST_SECONDS, Flag, Number, Optional, Rule, Text, Whole, refuse
+from swapkit.ir.machines import Machine
+from swapkit.ir.plans import Plan
 from swapkit.ir.runs import SessionStats, StepRecord
+from swapkit.ir.traces import Trace
 from swapkit.planning.search.solving import TradeOff
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Mapping, Sequence
-
-    from swapkit.ir.machines import Machine
-    from swapkit.ir.plans import Plan
-    from swapkit.ir.traces import Trace
 
 Value = TypeVar("Value")
 FORMAT, VERSION = "swapkit run", 1

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from swapkit.errors import SwapkitError
 from swapkit.ir.machines import Machine
-from swapkit.ir.plans import Plan
-from swapkit.planning.reasons import explain_decisions
+from swapkit.ir.plans import Plan, Recomputation, Schedule
+from swapkit.ir.traces import Trace
+from swapkit.planning.reasons import Reason, explain_decisions
 from swapkit.simulation.timeline import simulate
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from swapkit.ir.plans import Recomputation, Schedule
-    from swapkit.ir.traces import Trace
-    from swapkit.planning.reasons import Reason
 
 # Kinds of work; that of an operator is its phase.
 WAITING, RECOMPUTE, COPY_OUT, COPY_IN = "waiting for a copy", "recompute", "copy out", "copy in"

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from swapkit.texts import printable
 from swapkit.units import format_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 _ROWS = (
     ("in use", "allocated_bytes", True),

@@ -16,12 +16,9 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from swapkit.ir.traces import BEFORE, Phase
-
-if TYPE_CHECKING:
-    from swapkit.simulation.items import Item, Touches
+from swapkit.simulation.items import Item, Touches
 
 MOST_STEPS = 64  # of one chain, through storages that autograd did not save
 # Longest chain between two anchors: within blocks; without blocks, range of the limit.

@@ -5,19 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from swapkit.ir.traces import BEFORE, EventKind, Kind, Phase
-from swapkit.simulation.running import KEEP, RECOMPUTE, SWAP, SWAP_TO_DISK
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from swapkit.ir.traces import Storage, Trace
-    from swapkit.simulation.problems import Bytes, Indexes, Problem
-    from swapkit.simulation.running import Run
+from swapkit.ir.traces import BEFORE, EventKind, Kind, Phase, Storage, Trace
+from swapkit.simulation.problems import Bytes, Indexes, Problem
+from swapkit.simulation.running import KEEP, RECOMPUTE, SWAP, SWAP_TO_DISK, Run
 
 # ---- items ---------------------------------------------------------------------------------------
 #

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
 from itertools import chain as join
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from swapkit.errors import InvalidArgument
-from swapkit.ir.traces import BEFORE, WAIT, is_wait, starts_transfer
-from swapkit.simulation.chains import find_chains
-from swapkit.simulation.items import Touches, find_items
-from swapkit.simulation.problems import Problem
+from swapkit.ir.traces import BEFORE, WAIT, Trace, is_wait, starts_transfer
+from swapkit.simulation.chains import Chain, find_chains
+from swapkit.simulation.items import Item, Touches, find_items
+from swapkit.simulation.problems import Bytes, Flags, Indexes, Problem
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
-
-    from swapkit.ir.traces import Trace
-    from swapkit.simulation.chains import Chain
-    from swapkit.simulation.items import Item
-    from swapkit.simulation.problems import Bytes, Flags, Indexes
-
-    Row: TypeAlias = tuple[int, ...]
+Row: TypeAlias = tuple[int, ...]
 
 
 def lower(

@@ -5,20 +5,15 @@ from __future__ import annotations
 import enum
 import itertools
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from swapkit.ir.plans import Action, Tier
-from swapkit.ir.traces import Kind
+from swapkit.ir.plans import Action, Plan, Schedule, Tier
+from swapkit.ir.traces import Kind, Storage, Trace
 from swapkit.simulation.timeline import lower_for
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from swapkit.ir.plans import Plan, Schedule
-    from swapkit.ir.traces import Storage, Trace
 
 
 class Layer(enum.Enum):

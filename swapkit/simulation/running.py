@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from swapkit._native.simulator import (
     ITEM_FLOATS,
@@ -26,12 +27,8 @@ from swapkit._native.simulator import (
     Simulator,
 )
 from swapkit.errors import InvalidArgument
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from swapkit.ir.machines import Machine
-    from swapkit.simulation.problems import Floats, Indexes, Problem
+from swapkit.ir.machines import Machine
+from swapkit.simulation.problems import Floats, Indexes, Problem
 
 __all__ = ["KEEP", "RECOMPUTE", "SWAP", "SWAP_TO_DISK", "Moments", "Run", "run"]
 

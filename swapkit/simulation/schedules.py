@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from swapkit.ir.plans import Recomputation, Schedule, Stall, Transfer
-from swapkit.ir.traces import EventKind
-from swapkit.simulation.running import RECOMPUTE, SWAP, SWAP_TO_DISK
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from swapkit.ir.plans import Decision, Prediction
-    from swapkit.ir.traces import Trace
-    from swapkit.simulation.problems import Floats, Problem
-    from swapkit.simulation.running import Run
+from swapkit.ir.plans import Decision, Prediction, Recomputation, Schedule, Stall, Transfer
+from swapkit.ir.traces import EventKind, Trace
+from swapkit.simulation.problems import Floats, Problem
+from swapkit.simulation.running import RECOMPUTE, SWAP, SWAP_TO_DISK, Run
 
 # ---- schedules -----------------------------------------------------------------------------------
 #

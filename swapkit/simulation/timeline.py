@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from swapkit.errors import InfeasibleBudget, PlanMismatch
-from swapkit.ir.plans import Action, Decision, Plan, Prediction, Tier
-from swapkit.ir.traces import Kind
+from swapkit.ir.machines import Machine
+from swapkit.ir.plans import Action, Decision, Plan, Prediction, Schedule, Tier
+from swapkit.ir.traces import HostTime, Kind, Trace
 from swapkit.simulation.lowering import lower
+from swapkit.simulation.problems import Indexes, Problem
 from swapkit.simulation.running import KEEP, RECOMPUTE, SWAP, SWAP_TO_DISK, Moments, Run, run
 from swapkit.simulation.schedules import make_schedule
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
-
-    from swapkit.ir.machines import Machine
-    from swapkit.ir.plans import Schedule
-    from swapkit.ir.traces import HostTime, Trace
-    from swapkit.simulation.problems import Indexes, Problem
 
 __all__ = [
     "KEEP",

@@ -7,22 +7,16 @@ definition of a plan alone, and shares no code with them.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
 from swapkit.errors import InvalidDocument
 from swapkit.ir.checks import check_machine, check_plan, check_trace
-from swapkit.ir.plans import Action, Tier
+from swapkit.ir.machines import Machine
+from swapkit.ir.plans import Action, Decision, Plan, Schedule, Tier
+from swapkit.ir.traces import Trace
 from swapkit.simulation.validation.computing import Demand, Resolver
-from swapkit.simulation.validation.gaps import find_gaps, find_touches
+from swapkit.simulation.validation.gaps import Gap, find_gaps, find_touches
 from swapkit.simulation.validation.schedules import check_schedule
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from swapkit.ir.machines import Machine
-    from swapkit.ir.plans import Decision, Plan, Schedule
-    from swapkit.ir.traces import Trace
-    from swapkit.simulation.validation.gaps import Gap
 
 RELATIVE_TOLERANCE = 1e-6
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
@@ -27,7 +27,6 @@ from swapkit.texts import get_logger
 
 if TYPE_CHECKING:
     import contextlib
-    from collections.abc import Callable
 
     from torch.optim.optimizer import ParamsT
 

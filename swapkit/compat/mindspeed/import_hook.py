@@ -7,12 +7,10 @@ import importlib
 import importlib.abc
 import itertools
 import sys
+from collections.abc import Iterable
 from importlib.machinery import ModuleSpec
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from types import ModuleType
+from types import ModuleType
+from typing import Any
 
 # ---- import table --------------------------------------------------------------------------------
 #

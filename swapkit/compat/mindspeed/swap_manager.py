@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -22,8 +22,6 @@ from swapkit.compat.mindspeed.swap_policy import EditedPolicy
 from swapkit.errors import InvalidArgument, SessionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from swapkit._runtime.session.session import Session
     from swapkit.compat.mindspeed.swap_policy import SwapPolicy
 

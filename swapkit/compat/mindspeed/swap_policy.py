@@ -13,24 +13,19 @@ from __future__ import annotations
 import enum
 from bisect import bisect_right
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from swapkit.errors import InvalidArgument
+from swapkit.ir.machines import Machine
 from swapkit.ir.plans import Action, Decision, Plan
-from swapkit.ir.traces import Phase, Trace
-from swapkit.planning.planner import make_plan
+from swapkit.ir.traces import Kind, Phase, Trace
+from swapkit.planning.planner import Policy, make_plan
 from swapkit.planning.policies.stage_swap import find_stages
 from swapkit.simulation.lowering import lower
 from swapkit.units import show
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from swapkit.ir.machines import Machine
-    from swapkit.ir.traces import Kind
-    from swapkit.planning.planner import Policy
 
 # ---- stages --------------------------------------------------------------------------------------
 #

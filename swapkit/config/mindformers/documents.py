@@ -20,22 +20,17 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from swapkit.config.mindformers.log_lines import LogLine, warning
-from swapkit.config.mindformers.selections import ModelInputs, is_list_of, is_whole
+from swapkit.config.mindformers.selections import Layout, ModelInputs, is_list_of, is_whole
 from swapkit.config.yaml_documents import read_text, read_yaml
 from swapkit.errors import InvalidConfiguration, WrongKey, WrongType
 from swapkit.texts import printable
 from swapkit.units import show
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from swapkit.config.mindformers.selections import Layout
 
 Section = TypeVar("Section", bound="_Section")
 

@@ -14,14 +14,16 @@ Source:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
+from swapkit.config.mindformers.documents import Document, RecomputeConfig, SwapConfig
 from swapkit.config.mindformers.log_lines import LogLine, info, warning
 from swapkit.config.mindformers.patterns import (
     SEPARATOR,
+    LayerModule,
     Match,
     distinct,
     find,
@@ -30,19 +32,14 @@ from swapkit.config.mindformers.patterns import (
 )
 from swapkit.config.mindformers.selections import (
     Indices,
+    LayerPlace,
     LayerSelection,
+    Layout,
     is_list_of,
     read_counts,
     read_indices,
 )
 from swapkit.errors import InvalidConfiguration, WrongType
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from swapkit.config.mindformers.documents import Document, RecomputeConfig, SwapConfig
-    from swapkit.config.mindformers.patterns import LayerModule
-    from swapkit.config.mindformers.selections import LayerPlace, Layout
 
 # ---- recomputation -------------------------------------------------------------------------------
 #

@@ -16,14 +16,12 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from swapkit.errors import InvalidPattern
 from swapkit.texts import PATTERN_ERRORS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
 
 SEPARATOR = r"\."
 

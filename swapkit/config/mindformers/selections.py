@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard
+from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 from swapkit.config.mindformers.log_lines import LogLine, info
 from swapkit.errors import InvalidArgument, InvalidConfiguration, WrongStage, WrongType
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    Offset: TypeAlias = int | Sequence[int] | Sequence[Sequence[int]]
+Offset: TypeAlias = int | Sequence[int] | Sequence[Sequence[int]]
 
 # ---- selections ----------------------------------------------------------------------------------
 #

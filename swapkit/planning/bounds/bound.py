@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from swapkit.ir.machines import Machine
+from swapkit.ir.traces import HostTime
 from swapkit.planning.bounds.fluid import FluidBuilder, find_alive_bytes
 from swapkit.planning.bounds.linear import Solver
 from swapkit.planning.bounds.windows import find_windows
-
-if TYPE_CHECKING:
-    from swapkit.ir.machines import Machine
-    from swapkit.ir.traces import HostTime
-    from swapkit.simulation.problems import Flags, Floats, Problem
+from swapkit.simulation.problems import Flags, Floats, Problem
 
 # ---- closed form ---------------------------------------------------------------------------------
 #

@@ -38,21 +38,15 @@ minimum of the bytes to come in, repair any solution.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from swapkit.planning.bounds.linear import Assembly
+from swapkit.ir.machines import Machine
+from swapkit.ir.traces import HostTime
+from swapkit.planning.bounds.linear import Assembly, Linear
 from swapkit.planning.bounds.windows import find_windows
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
-
-    from swapkit.ir.machines import Machine
-    from swapkit.ir.traces import HostTime
-    from swapkit.planning.bounds.linear import Linear
-    from swapkit.simulation.problems import Flags, Floats, Indexes, Problem
-
+from swapkit.simulation.problems import Flags, Floats, Indexes, Problem
 
 # Cost of a second in which the device is idle. Of two solutions with equal host time, the one that
 # is faster on the device is better.

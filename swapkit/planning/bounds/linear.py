@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
 
 import highspy
 import numpy as np
+from numpy.typing import ArrayLike
 
 from swapkit.planning.beside import go_on
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
-
-    Floats: TypeAlias = NDArray[np.float64]
-    Indexes: TypeAlias = NDArray[np.int32]
+from swapkit.simulation.problems import Floats, Indexes
 
 _BASIC = highspy.HighsBasisStatus.kBasic
 _AT_BOUND = highspy.HighsBasisStatus.kLower

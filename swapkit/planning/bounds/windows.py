@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from swapkit.simulation.problems import Flags, Floats, Indexes, Problem
+from swapkit.simulation.problems import Flags, Floats, Indexes, Problem
 
 
 class SharedSteps(NamedTuple):

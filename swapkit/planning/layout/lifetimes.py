@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from swapkit._native.layout import MOST_BYTES
 from swapkit.errors import InvalidArgument
-from swapkit.ir.plans import Action
-from swapkit.ir.traces import BEFORE
+from swapkit.ir.plans import Action, Plan, Schedule, Transfer
+from swapkit.ir.traces import BEFORE, Trace
+from swapkit.simulation.problems import Problem
 from swapkit.simulation.schedules import NEVER, find_event_lives, find_moves
 from swapkit.simulation.timeline import lower_for
 from swapkit.units import round_up
 
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
+Times: TypeAlias = NDArray[np.int64]
+Bytes: TypeAlias = NDArray[np.int64]
+Order: TypeAlias = NDArray[np.int32]
 
-    Times: TypeAlias = NDArray[np.int64]
-    Bytes: TypeAlias = NDArray[np.int64]
-    Order: TypeAlias = NDArray[np.int32]
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from swapkit.ir.plans import Plan, Schedule, Transfer
-    from swapkit.ir.traces import Trace
-    from swapkit.simulation.problems import Problem
 
 # ---- values --------------------------------------------------------------------------------------
 #

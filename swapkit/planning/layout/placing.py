@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from swapkit._native.layout import (
     BEST_FIT,
@@ -19,14 +20,7 @@ from swapkit._native.layout import (
 )
 from swapkit.errors import InvalidArgument
 from swapkit.planning.layout.lanes import LANES, SearchLimits, run_lanes
-from swapkit.planning.layout.lifetimes import FREE, MemoryLayout
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from numpy.typing import NDArray
-
-    from swapkit.planning.layout.lifetimes import Bytes, Lifetimes, Order, Times
+from swapkit.planning.layout.lifetimes import FREE, Bytes, Lifetimes, MemoryLayout, Order, Times
 
 # ---- orders --------------------------------------------------------------------------------------
 #

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from swapkit._native.layout import (
     LIFE_BYTES,
@@ -19,13 +20,7 @@ from swapkit._native.layout import (
 from swapkit.planning.layout.lifetimes import Lifetimes
 from swapkit.units import round_up
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from numpy.typing import NDArray
-
-    Numbers = NDArray[np.int64]
-    from collections.abc import Sequence
+Numbers = NDArray[np.int64]
 
 # ---- boxes ---------------------------------------------------------------------------------------
 #

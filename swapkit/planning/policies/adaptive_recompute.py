@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from swapkit.errors import InfeasibleBudget, InvalidArgument
+from swapkit.ir.machines import Machine
+from swapkit.ir.plans import Plan
+from swapkit.ir.traces import Trace
 from swapkit.planning.planner import make_plan
+from swapkit.planning.selection.asking import MakePlans
+from swapkit.planning.selection.cases import Case, Outcome
 from swapkit.planning.selection.learner import Learner
 from swapkit.texts import get_logger
 from swapkit.units import format_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
-
-    from swapkit.ir.machines import Machine
-    from swapkit.ir.plans import Plan
-    from swapkit.ir.traces import Trace
-    from swapkit.planning.selection.asking import MakePlans
-    from swapkit.planning.selection.cases import Case, Outcome
 
 # ---- threshold search ----------------------------------------------------------------------------
 #

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from swapkit.errors import InfeasibleBudget
+from swapkit.ir.machines import Machine
 from swapkit.ir.plans import Action, Decision, Plan
-from swapkit.ir.traces import Kind, Phase
+from swapkit.ir.traces import Kind, Phase, Trace
 from swapkit.planning.bounds.bound import lower_bound
 from swapkit.planning.planner import make_plan, restrict, solve_or_raise
 from swapkit.simulation.lowering import lower
 from swapkit.simulation.timeline import as_plan
 from swapkit.texts import get_logger
 from swapkit.units import format_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from swapkit.ir.machines import Machine
-    from swapkit.ir.traces import Trace
 
 # ---- stage swap ----------------------------------------------------------------------------------
 #

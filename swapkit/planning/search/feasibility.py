@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
-from swapkit.planning.search.moves import Rounder, Trial, Trials, list_choices
+from swapkit.ir.machines import Machine
+from swapkit.ir.traces import Trace
+from swapkit.planning.search.moves import Actions, Rounder, Trial, Trials, list_choices
+from swapkit.simulation.problems import Bytes, Flags, Problem
 from swapkit.simulation.timeline import KEEP, RECOMPUTE, SWAP, SWAP_TO_DISK
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from swapkit.ir.machines import Machine
-    from swapkit.ir.traces import Trace
-    from swapkit.planning.search.moves import Actions
-    from swapkit.simulation.problems import Bytes, Flags, Problem
-
-    Measure: TypeAlias = tuple[int, int, int]
+Measure: TypeAlias = tuple[int, int, int]
 
 PLENTY = 1 << 60
 PASSES = 3  # over all classes, and over the items at the peak

@@ -11,19 +11,14 @@ from __future__ import annotations
 import math
 import random
 import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from swapkit.planning.search.moves import Moves, Rounder
+from swapkit.planning.search.moves import Moves, Rounder, Shares, Trial, Trials
 from swapkit.simulation.timeline import KEEP
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from swapkit.planning.search.moves import Shares, Trial, Trials
 
 # Rounds of improvement: number of trials that continue, and their share of all simulations.
 ROUNDS = ((16, 0.3), (6, 0.3), (2, 0.2), (1, 0.2))

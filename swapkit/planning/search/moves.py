@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
+import random
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
+from swapkit.ir.machines import Machine
+from swapkit.ir.traces import HostTime
 from swapkit.planning.beside import go_on
 from swapkit.planning.bounds.fluid import IDLE
 from swapkit.simulation import timeline
+from swapkit.simulation.problems import Floats, Indexes, Problem
 from swapkit.simulation.timeline import KEEP, RECOMPUTE, SWAP, SWAP_TO_DISK
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+Actions: TypeAlias = NDArray[np.int8]
 
-    from swapkit.ir.machines import Machine
-    from swapkit.ir.traces import HostTime
-    from swapkit.simulation.problems import Indexes, Problem
-
-    Actions: TypeAlias = NDArray[np.int8]
-    import random
-    from collections.abc import Sequence
-
-    from swapkit.simulation.problems import Floats
 
 # ---- trials --------------------------------------------------------------------------------------
 #

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from swapkit.errors import InvalidArgument
-from swapkit.ir.traces import BEFORE, Kind
+from swapkit.ir.machines import Machine
+from swapkit.ir.traces import BEFORE, HostTime, Kind, Trace
 from swapkit.planning.bounds.bound import Program
-from swapkit.planning.search.feasibility import find_least
+from swapkit.planning.search.feasibility import Least, find_least
 from swapkit.planning.search.local_search import Effort, Search
-from swapkit.planning.search.moves import Shares, Trials
+from swapkit.planning.search.moves import Actions, Shares, Trial, Trials
 from swapkit.planning.search.waits import fill_waits
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from swapkit.ir.machines import Machine
-    from swapkit.ir.traces import HostTime, Trace
-    from swapkit.planning.search.feasibility import Least
-    from swapkit.planning.search.moves import Actions, Trial
-    from swapkit.simulation.problems import Problem
+from swapkit.simulation.problems import Problem
 
 # ---- solving -------------------------------------------------------------------------------------
 #

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+from numpy.typing import NDArray
 
+from swapkit.planning.search.moves import Trial, Trials
 from swapkit.simulation.items import count_fitting, find_levels
+from swapkit.simulation.problems import Bytes
 from swapkit.simulation.timeline import RECOMPUTE
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from swapkit.planning.search.moves import Trial, Trials
-    from swapkit.simulation.problems import Bytes
 
 MOST_WAITS = 128  # the longest; each takes a simulation
 

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from swapkit.errors import InfeasibleBudget
+from swapkit.ir.plans import Plan
+from swapkit.ir.traces import Trace
 from swapkit.planning.beside import ThreadJob, is_at_once
+from swapkit.planning.selection.cases import Asked, Case, Request
 from swapkit.texts import get_logger
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from swapkit.ir.plans import Plan
-    from swapkit.ir.traces import Trace
-    from swapkit.planning.selection.cases import Asked, Case, Request
 
 # ---- given ---------------------------------------------------------------------------------------
 #

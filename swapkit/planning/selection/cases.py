@@ -6,16 +6,11 @@ import enum
 import math
 import statistics
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
-from swapkit.ir.traces import Kind
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from swapkit.ir.plans import Plan
-    from swapkit.ir.traces import HostTime, Storage, Trace
+from swapkit.ir.plans import Plan
+from swapkit.ir.traces import HostTime, Kind, Storage, Trace
 
 # ---- outcomes ------------------------------------------------------------------------------------
 #

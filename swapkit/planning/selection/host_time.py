@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import numpy as np
+from numpy.typing import NDArray
 
+from swapkit.ir.plans import Plan
 from swapkit.ir.traces import HostTime
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from numpy.typing import NDArray
-
-    from swapkit.ir.plans import Plan
 
 
 def find_host_time(steps: Iterable[tuple[Plan, float]]) -> HostTime | None:

@@ -9,17 +9,21 @@ knows nothing of the other stages. If it needs rescues later, the case's own pla
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
-from swapkit.planning.selection.cases import FASTER, Asked, Case, Lean, Request, Timing, Tried
+from swapkit.ir.plans import Plan
+from swapkit.planning.selection.asking import Found, MakePlans
+from swapkit.planning.selection.cases import (
+    FASTER,
+    Asked,
+    Case,
+    Lean,
+    Outcome,
+    Request,
+    Timing,
+    Tried,
+)
 from swapkit.planning.selection.taking import Taking
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from swapkit.ir.plans import Plan
-    from swapkit.planning.selection.asking import Found, MakePlans
-    from swapkit.planning.selection.cases import Outcome
 
 # With each of the two plans: the first steps map memory, and other stages may be busy with plans.
 # The median of the others counts: a step in which the stage catches up with others is too short.

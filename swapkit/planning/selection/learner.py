@@ -30,9 +30,11 @@ from __future__ import annotations
 import statistics
 import time
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-from swapkit.planning.selection.asking import Given
+from swapkit.ir.plans import Plan
+from swapkit.ir.traces import Trace
+from swapkit.planning.selection.asking import Given, MakePlans
 from swapkit.planning.selection.cases import (
     ROUNDS,
     SHARE,
@@ -50,13 +52,6 @@ from swapkit.planning.selection.cases import (
 )
 from swapkit.planning.selection.lean_trials import LeanTrials
 from swapkit.planning.selection.taking import LONGER
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from swapkit.ir.plans import Plan
-    from swapkit.ir.traces import Trace
-    from swapkit.planning.selection.asking import MakePlans
 
 CASES_KEPT = 16
 # After a rescue plans leave this share of the budget more free, then twice as much more, and so on.

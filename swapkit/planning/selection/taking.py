@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from swapkit.planning.selection.asking import Asking, Found
+from swapkit.ir.plans import Plan
+from swapkit.ir.traces import Trace
+from swapkit.planning.selection.asking import Asking, Found, MakePlans, MakePlansBeside
 from swapkit.planning.selection.cases import ROUNDS, Asked, Case, Lean, Lengths, Request, find_best
 from swapkit.planning.selection.host_time import find_host_time
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from swapkit.ir.plans import Plan
-    from swapkit.ir.traces import Trace
-    from swapkit.planning.selection.asking import MakePlans, MakePlansBeside
 
 LONGER = "inputs became longer"  # the reason for another plan
 

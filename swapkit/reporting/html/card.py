@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
+from swapkit.ir.runs import SessionStats, StepRecord
 from swapkit.reporting.machines import format_seconds
 from swapkit.reporting.text import format_html
 from swapkit.units import format_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from swapkit.ir.runs import SessionStats, StepRecord
 
 STEPS_SHOWN = 5
 _HEADS = ("step", "time", "peak", "rescues", "stage")

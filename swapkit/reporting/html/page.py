@@ -15,25 +15,20 @@ from collections import defaultdict
 from dataclasses import replace
 from html import escape
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swapkit.errors import InvalidArgument
 from swapkit.ir.documents import write_text
-from swapkit.ir.traces import BEFORE
+from swapkit.ir.traces import BEFORE, Trace
+from swapkit.planning.reasons import Reason
 from swapkit.reporting import plans
 from swapkit.reporting.machines import summarize_machine
 from swapkit.reporting.paths import PAGE, check_report
 from swapkit.reporting.run_records import RunRecord, encode_run, read_run, write_run
-from swapkit.reporting.steps import list_works, simulate_step
-from swapkit.simulation.occupancy import Layer, find_peak, measure_occupancy
+from swapkit.reporting.steps import SimulatedStep, Work, list_works, simulate_step
+from swapkit.simulation.occupancy import Layer, Presence, find_peak, measure_occupancy
 from swapkit.texts import printable
 from swapkit.units import format_bytes, show
-
-if TYPE_CHECKING:
-    from swapkit.ir.traces import Trace
-    from swapkit.planning.reasons import Reason
-    from swapkit.reporting.steps import SimulatedStep, Work
-    from swapkit.simulation.occupancy import Presence
 
 MOST_ROWS = 2500  # of memory over a step
 MOST_HOLDERS = 10  # of the peak

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, takewhile
-from typing import TYPE_CHECKING
 
 from swapkit.ir.plans import Action
 from swapkit.ir.pool_histories import PoolEvent, PoolEventKind, PoolHistory
-from swapkit.ir.traces import Phase
+from swapkit.ir.runs import StepRecord
+from swapkit.ir.traces import Operator, Phase
 from swapkit.reporting.plans import name_site
-from swapkit.reporting.steps import COPY_IN, COPY_OUT, RECOMPUTE, WAITING, list_works
+from swapkit.reporting.steps import (
+    COPY_IN,
+    COPY_OUT,
+    RECOMPUTE,
+    WAITING,
+    SimulatedStep,
+    Work,
+    list_works,
+)
 from swapkit.reporting.traces.tracks import Slice, Tracks, Values
 from swapkit.simulation.occupancy import Layer, measure_occupancy
 from swapkit.simulation.schedules import EventLife, find_event_lives
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from swapkit.ir.runs import StepRecord
-    from swapkit.ir.traces import Operator
-    from swapkit.reporting.steps import SimulatedStep, Work
 
 PLANNED, MEASURED = 1, 2  # processes
 _COMPUTE, _RECOMPUTE = 1, 2

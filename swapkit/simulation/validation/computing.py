@@ -5,19 +5,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from swapkit.ir.plans import Action
-from swapkit.ir.traces import BEFORE, Phase, is_wait, starts_transfer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from swapkit.ir.machines import Machine
-    from swapkit.ir.plans import Schedule
-    from swapkit.ir.traces import Trace
-    from swapkit.simulation.validation.gaps import Gap, Touch
+from swapkit.ir.machines import Machine
+from swapkit.ir.plans import Action, Schedule
+from swapkit.ir.traces import BEFORE, Phase, Trace, is_wait, starts_transfer
+from swapkit.simulation.validation.gaps import Gap, Touch
 
 # ---- computing -----------------------------------------------------------------------------------
 #

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from swapkit.ir.traces import BEFORE, EventKind, Kind, Phase
-
-if TYPE_CHECKING:
-    from swapkit.ir.traces import Storage, Trace
+from swapkit.ir.traces import BEFORE, EventKind, Kind, Phase, Storage, Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

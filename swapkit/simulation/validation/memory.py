@@ -10,18 +10,13 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from swapkit.ir.plans import Action, Tier
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from swapkit.ir.plans import Schedule
-    from swapkit.ir.traces import Trace
-    from swapkit.simulation.validation.computing import Demand
-    from swapkit.simulation.validation.transfers import SwappedStorage
+from swapkit.ir.plans import Action, Schedule, Tier
+from swapkit.ir.traces import Trace
+from swapkit.simulation.validation.computing import Demand
+from swapkit.simulation.validation.transfers import SwappedStorage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

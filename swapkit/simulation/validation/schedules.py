@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
 
-from swapkit.ir.plans import Action, Tier
-from swapkit.simulation.validation.computing import check_computing, waits
-from swapkit.simulation.validation.memory import measure_copies, measure_device
-from swapkit.simulation.validation.transfers import check_moves, pair_transfers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from swapkit.ir.machines import Machine
-    from swapkit.ir.plans import Decision, Prediction, Schedule
-    from swapkit.ir.traces import Trace
-    from swapkit.simulation.validation.computing import Demand
-    from swapkit.simulation.validation.memory import Occupation
-    from swapkit.simulation.validation.transfers import SwappedStorage
+from swapkit.ir.machines import Machine
+from swapkit.ir.plans import Action, Decision, Prediction, Schedule, Tier
+from swapkit.ir.traces import Trace
+from swapkit.simulation.validation.computing import Demand, check_computing, waits
+from swapkit.simulation.validation.memory import Occupation, measure_copies, measure_device
+from swapkit.simulation.validation.transfers import SwappedStorage, check_moves, pair_transfers
 
 RELATIVE_TOLERANCE = 1e-9  # of the step: rounding errors of summed times
 

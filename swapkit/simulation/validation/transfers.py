@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from swapkit.ir.plans import Tier
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from swapkit.ir.machines import Machine
-    from swapkit.ir.plans import Decision, Schedule, Transfer
-    from swapkit.ir.traces import Trace
-    from swapkit.simulation.validation.computing import Demand
-    from swapkit.simulation.validation.gaps import Gap
+from swapkit.ir.machines import Machine
+from swapkit.ir.plans import Decision, Schedule, Tier, Transfer
+from swapkit.ir.traces import Trace
+from swapkit.simulation.validation.computing import Demand
+from swapkit.simulation.validation.gaps import Gap
 
 Span = tuple[float, float]
 
