@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import torch
 
 from swapkit._runtime.allocators.installation import choose_device, ensure_installation
+from swapkit._runtime.allocators.installed_pool import Installation
 from swapkit._runtime.allocators.limits import AUTO, find_free_limit
 from swapkit._runtime.control.rank_alarm import ALL, ONE
 from swapkit._runtime.control.resharding import AUTO as AUTO_RESHARD
@@ -24,17 +27,10 @@ from swapkit.errors import InvalidArgument, Unsupported
 from swapkit.ir.checks import check_plan
 from swapkit.ir.codec import inside, read_planned
 from swapkit.ir.plans import Plan
+from swapkit.ir.traces import Trace
 from swapkit.planning.planner import POLICIES as PLANNED
 from swapkit.planning.planner import Policy, check_policy
 from swapkit.units import parse_bytes, show
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import torch
-
-    from swapkit._runtime.allocators.installed_pool import Installation
-    from swapkit.ir.traces import Trace
 
 POLICIES = (*PLANNED, RESCUE)
 # On a device that uses host memory, a host copy frees no memory. With a disk, the host only stages

@@ -5,14 +5,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, overload
 
 import torch
 
-from swapkit._runtime.execution.planned_recomputation import repetition_of
+from swapkit._runtime.execution.planned_recomputation import PlannedRepetition, repetition_of
 from swapkit._runtime.model.tracker import gather_parts
 from swapkit._runtime.recompute.captured import why_twice
 from swapkit._runtime.user_choices.operator_choices import OperatorRuns
+from swapkit._runtime.user_choices.part import Part
 from swapkit._runtime.user_choices.wrapping import (
     carry_marks,
     chosen_functions,
@@ -25,10 +26,6 @@ from swapkit.api.targets import compile_pattern
 from swapkit.errors import InvalidArgument
 from swapkit.registry import Choice, Recompute, Source, Verdict, judge
 from swapkit.reporting.text import format_table
-
-if TYPE_CHECKING:
-    from swapkit._runtime.execution.planned_recomputation import PlannedRepetition
-    from swapkit._runtime.user_choices.part import Part
 
 HEADINGS = ("where", "what", "by", "holds")
 MODEL = "(model)"  # shown for the model itself

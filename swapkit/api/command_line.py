@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from swapkit._runtime.allocators.installation import choose_device, ensure_installation, install
+from swapkit._runtime.session.session import Session
 from swapkit._runtime.user_choices.layers import find_layers
 from swapkit._runtime.user_choices.wrapping import carry_marks, make_part
 from swapkit.api.budgets import budget
@@ -15,22 +20,14 @@ from swapkit.api.offloading import offload
 from swapkit.config import flags
 from swapkit.config.environment import read_environment
 from swapkit.config.settings import CORE_ATTENTION, LAYER_INPUT, ROLES, LayerPart, Settings
+from swapkit.config.smart_swap import SmartSwapConfig, SmartSwapSource
 from swapkit.errors import InvalidArgument
+from swapkit.planning.planner import Policy
 from swapkit.planning.policies.adaptive_recompute import AdaptiveRecompute
 from swapkit.planning.policies.stage_swap import AimedPolicy, StageSwapPolicy
 from swapkit.registry import Choice, Recompute, Source, Swap
 from swapkit.texts import get_logger
 from swapkit.units import parse_bytes
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Iterator
-
-    import torch
-
-    from swapkit._runtime.session.session import Session
-    from swapkit.config.smart_swap import SmartSwapConfig, SmartSwapSource
-    from swapkit.planning.planner import Policy
 
 _log = get_logger(__name__)
 

@@ -6,14 +6,19 @@ import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from swapkit._runtime.model.ranks import check_group, find_tensor_parallel_group
 from swapkit._runtime.model.tracker import runs
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit._runtime.user_choices.layers import find_layers, name_layers
+from swapkit._runtime.user_choices.layers import (
+    ModuleOperator,
+    ModulePart,
+    find_layers,
+    name_layers,
+)
 from swapkit._runtime.user_choices.wrapping import carry_marks, end_part, make_part
 from swapkit.api.choice_table import choices
 from swapkit.api.targets import match_modules
@@ -33,9 +38,6 @@ from swapkit.config.mindformers.selections import (
 from swapkit.errors import InvalidArgument
 from swapkit.registry import Choice, Collectives, Exclude, Recompute, Source, Swap, What
 from swapkit.texts import get_logger
-
-if TYPE_CHECKING:
-    from swapkit._runtime.user_choices.layers import ModuleOperator, ModulePart
 
 # ---- configuration warnings ----------------------------------------------------------------------
 #

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 
@@ -18,10 +18,13 @@ from swapkit._runtime.allocators.installation import (
     is_installed,
     uninstall_cpu,
 )
+from swapkit._runtime.allocators.installed_pool import Installation
 from swapkit._runtime.allocators.limits import AUTO, find_free_limit
 from swapkit._runtime.model.ranks import count_node_ranks
 from swapkit._runtime.model.tracker import gather_parts
 from swapkit._runtime.optimizer.wrapped import list_optimizers
+from swapkit._runtime.recording.notes import Setting
+from swapkit._runtime.recording.tables.roofline import Hardware
 from swapkit._runtime.recording.training_state import TrainingState
 from swapkit._runtime.saved.device import CPU
 from swapkit.api.budgets import budget as open_session
@@ -34,12 +37,7 @@ from swapkit.planning.estimates import Batches, MemoryNeed, find_need, find_smal
 from swapkit.reporting.estimates import Estimate, LargestBatch
 from swapkit.units import MIB, parse_bytes, round_up, show
 
-if TYPE_CHECKING:
-    from swapkit._runtime.allocators.installed_pool import Installation
-    from swapkit._runtime.recording.notes import Setting
-    from swapkit._runtime.recording.tables.roofline import Hardware
-
-    Amount: TypeAlias = int | float | str
+Amount: TypeAlias = int | float | str
 
 # ---- budget trials -------------------------------------------------------------------------------
 #

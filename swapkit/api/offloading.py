@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, overload
+
+import torch
 
 from swapkit._runtime.optimizer.chunked_step import attach
 from swapkit._runtime.optimizer.state_slots import HostCopies
@@ -11,6 +14,7 @@ from swapkit._runtime.optimizer.wrapped import find_wrappers, is_optimizer, list
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.process.scopes import Scope
 from swapkit._runtime.saved.device import TYPES
+from swapkit._runtime.saved.swapper import Swapper
 from swapkit._runtime.shim.types import TIERS, Placement, placement_of
 from swapkit.api.targets import apply, choose
 from swapkit.config.environment import MIN_SWAP_BYTES, read_environment
@@ -18,13 +22,6 @@ from swapkit.errors import InvalidArgument
 from swapkit.ir.plans import Action
 from swapkit.registry import Keep, Swap
 from swapkit.units import parse_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import torch
-
-    from swapkit._runtime.saved.swapper import Swapper
 
 _T = TypeVar(
     "_T",

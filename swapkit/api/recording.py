@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -15,8 +15,8 @@ from swapkit._runtime.recording.meta_operators import standing_for
 from swapkit._runtime.recording.notes import Setting
 from swapkit._runtime.recording.recorder import Recorder
 from swapkit._runtime.recording.saved_events import EventWatcher
-from swapkit._runtime.recording.tables.roofline import hardware_named
-from swapkit._runtime.saved.device import TYPES
+from swapkit._runtime.recording.tables.roofline import Hardware, hardware_named
+from swapkit._runtime.saved.device import TYPES, DevicePool
 from swapkit._runtime.saved.hooks import Hooks, innermost
 from swapkit._runtime.shim.types import Placement
 from swapkit._runtime.torch_compat.internals import FakeTensor
@@ -24,12 +24,6 @@ from swapkit.config.environment import MIN_SWAP_BYTES
 from swapkit.errors import InvalidArgument, SessionError
 from swapkit.ir.plans import Action
 from swapkit.ir.traces import Phase, Trace
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from swapkit._runtime.recording.tables.roofline import Hardware
-    from swapkit._runtime.saved.device import DevicePool
 
 META = torch.device("meta")
 

@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -41,21 +41,21 @@ class Level(enum.Enum):
     PROBLEM = "problem"  # something does not work
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """The result of one check.
 
     Args:
-        name: of the check, one word.
         text: what was found.
         level: how good that is.
         remedy: what to do about it; empty: nothing.
+        name: of the check, one word; `run_check` fills it in.
     """
 
-    name: str
     text: str
     level: Level = Level.GOOD
     remedy: str = ""
+    name: str = ""
 
 
 def count_level(findings: Sequence[Finding], level: Level) -> int:
@@ -85,6 +85,14 @@ SELF_TEST_SECONDS = 120.0
 TESTED = ("2.10", "2.11", "2.13", "2.14", "2.15")  # releases of torch
 
 
+def _note(text: str, remedy: str = "") -> Finding:
+    return Finding(text, Level.NOTE, remedy)
+
+
+def _problem(text: str, remedy: str) -> Finding:
+    return Finding(text, Level.PROBLEM, remedy)
+
+
 def check_python() -> Finding:
     """Check for Python's headers, which the shim needs when it is compiled."""
     from swapkit._runtime.shim.build import find_headers
@@ -93,8 +101,8 @@ def check_python() -> Finding:
     try:
         find_headers()
     except NativeBuildError as error:
-        return _lacking("python", f"{text}, without headers", str(error))
-    return Finding(name="python", text=f"{text}, with headers")
+        return _lacking(f"{text}, without headers", str(error))
+    return Finding(f"{text}, with headers")
 
 
 def check_compiler() -> Finding:
@@ -104,31 +112,23 @@ def check_compiler() -> Finding:
     try:
         command = find_compiler()
     except NativeBuildError as error:
-        return _lacking("compiler", "there is no C++ compiler", str(error))
+        return _lacking("there is no C++ compiler", str(error))
     asked = [*command, "--version"]
     done = subprocess.run(asked, capture_output=True, text=True, check=False)
     if done.returncode != 0 or not done.stdout:
-        return Finding(
-            name="compiler",
-            text=f"{' '.join(command)!r} does not run: {done.stderr.strip()}",
-            level=Level.PROBLEM,
-            remedy="install g++ (Debian: apt-get install g++), or set CXX to a compiler",
-        )
-    return Finding(name="compiler", text=done.stdout.splitlines()[0])
+        remedy = "install g++ (Debian: apt-get install g++), or set CXX to a compiler"
+        return _problem(f"{' '.join(command)!r} does not run: {done.stderr.strip()}", remedy)
+    return Finding(done.stdout.splitlines()[0])
 
 
-def _lacking(name: str, text: str, remedy: str) -> Finding:
+def _lacking(text: str, remedy: str) -> Finding:
     """Return a finding about something that only the compilation of the shim needs."""
     from swapkit._runtime.shim.build import find_cached, shim_name
 
     if find_cached(shim_name()) is None:
-        return Finding(name=name, text=text, level=Level.PROBLEM, remedy=remedy)
-    return Finding(
-        name=name,
-        text=f"{text}; the shim is compiled already",
-        level=Level.NOTE,
-        remedy=f"another release of torch needs it. {remedy}",
-    )
+        return _problem(text, remedy)
+    remedy = f"another release of torch needs it. {remedy}"
+    return _note(f"{text}; the shim is compiled already", remedy)
 
 
 def check_torch() -> Finding:
@@ -144,24 +144,16 @@ def check_torch() -> Finding:
     try:
         needs = importlib.metadata.requires("swapkit") or ()
     except importlib.metadata.PackageNotFoundError:
-        return Finding(
-            name="torch",
-            text=f"torch {torch.__version__}; swapkit is imported from a folder, not installed",
-            level=Level.NOTE,
-            remedy="pip install -e FOLDER also checks which releases swapkit needs",
-        )
+        text = f"torch {torch.__version__}; swapkit is imported from a folder, not installed"
+        remedy = "pip install -e FOLDER also checks which releases swapkit needs"
+        return _note(text, remedy)
     asked = next(each for each in map(Requirement, needs) if each.name == "torch")
     text = f"torch {torch.__version__} (swapkit needs {asked.specifier})"
     if asked.specifier.contains(str(torch.__version__), prereleases=True):
         if tested:
-            return Finding(name="torch", text=tested, level=Level.NOTE, remedy=remedy)
-        return Finding(name="torch", text=text)
-    return Finding(
-        name="torch",
-        text=text,
-        level=Level.PROBLEM,
-        remedy=f"pip install '{asked}'",
-    )
+            return _note(tested, remedy)
+        return Finding(text)
+    return _problem(text, f"pip install '{asked}'")
 
 
 def check_cache() -> Finding:
@@ -178,20 +170,11 @@ def check_cache() -> Finding:
     free_bytes = shutil.disk_usage(folder).free
     text = f"{folder}: the shim for this torch, {how}; {format_bytes(free_bytes)} free"
     if not os.access(folder, os.W_OK):
-        return Finding(
-            name="cache",
-            text=f"{text}; not writable",
-            level=Level.NOTE,
-            remedy="measurements are made anew each time; set XDG_CACHE_HOME to a folder of yours",
-        )
+        remedy = "measurements are made anew each time; set XDG_CACHE_HOME to a folder of yours"
+        return _note(f"{text}; not writable", remedy)
     if free_bytes < LEAST_DISK_BYTES:
-        return Finding(
-            name="cache",
-            text=text,
-            level=Level.PROBLEM,
-            remedy="make room, or set XDG_CACHE_HOME to a folder on another disk",
-        )
-    return Finding(name="cache", text=text)
+        return _problem(text, "make room, or set XDG_CACHE_HOME to a folder on another disk")
+    return Finding(text)
 
 
 def check_driver() -> Finding:
@@ -202,20 +185,12 @@ def check_driver() -> Finding:
     if found is not None:
         names = {found.name_of(index) for index in range(found.count())}
         listed = f"{found.count()} x {', '.join(sorted(names))}"
-        return Finding(name="driver", text=f"{found.title}: {listed}")
+        return Finding(f"{found.title}: {listed}")
     device = next((each for each in _DRIVERS if Path(each).exists()), None)
     if device is not None:
-        return Finding(
-            name="driver",
-            text=f"{device} exists, but this torch sees no {_DRIVERS[device][0]}",
-            level=Level.PROBLEM,
-            remedy=_DRIVERS[device][1],
-        )
-    return Finding(
-        name="driver",
-        text="no GPU and no NPU: budgets are for the CPU's memory",
-        level=Level.NOTE,
-    )
+        what, remedy = _DRIVERS[device]
+        return _problem(f"{device} exists, but this torch sees no {what}", remedy)
+    return _note("no GPU and no NPU: budgets are for the CPU's memory")
 
 
 _DRIVERS = {
@@ -231,11 +206,8 @@ def check_link() -> Finding:
     """Measure the link to the host, once; later calls read the cache."""
     machine, _ = find_machine(None)
     out, back = machine.out_bytes_per_second, machine.in_bytes_per_second
-    return Finding(
-        name="link",
-        text=f"{machine.name or 'device'}: {format_speed(out)} to the host, "
-        f"{format_speed(back)} back",
-    )
+    text = f"{machine.name or 'device'}: {format_speed(out)} to the host, {format_speed(back)} back"
+    return Finding(text)
 
 
 def check_numa() -> Finding:
@@ -249,13 +221,13 @@ def check_numa() -> Finding:
     choice = get_runtime().places.choose(choose_device(None), read_environment().cpu_affinity)
     if choice is not None:
         level = Level.NOTE if choice.is_shortfall else Level.GOOD
-        return Finding(name="numa", text=choice.text, level=level)
+        return Finding(choice.text, level)
     try:
         nodes = list_nodes(System())
     except Unknown as unknown:
-        return Finding(name="numa", text=str(unknown), level=Level.NOTE)
+        return _note(str(unknown))
     cpus = sum(map(len, nodes.values()))
-    return Finding(name="numa", text=f"{len(nodes)} NUMA node(s), {cpus} CPUs")
+    return Finding(f"{len(nodes)} NUMA node(s), {cpus} CPUs")
 
 
 def check_locked_memory() -> Finding:
@@ -264,16 +236,12 @@ def check_locked_memory() -> Finding:
 
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if limit == resource.RLIM_INFINITY:
-        return Finding(name="locked", text="locked memory: no limit")
+        return Finding("locked memory: no limit")
     text = f"locked memory: at most {format_bytes(limit)}"
     if present_accelerator() is None:
-        return Finding(name="locked", text=f"{text}; the CPU needs none")
-    return Finding(
-        name="locked",
-        text=f"{text}; drivers that obey the limit refuse larger host copies",
-        level=Level.NOTE,
-        remedy="ulimit -l unlimited; in Docker: --ulimit memlock=-1",
-    )
+        return Finding(f"{text}; the CPU needs none")
+    remedy = "ulimit -l unlimited; in Docker: --ulimit memlock=-1"
+    return _note(f"{text}; drivers that obey the limit refuse larger host copies", remedy)
 
 
 def check_host() -> Finding:
@@ -283,13 +251,10 @@ def check_host() -> Finding:
     usable = get_runtime().host_bytes()
     whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if usable >= whole:
-        return Finding(name="host", text=f"{format_bytes(usable)} of memory, no limit")
-    return Finding(
-        name="host",
-        text=f"{format_bytes(usable)} of {format_bytes(whole)} of memory: a control group's limit",
-        level=Level.NOTE,
-        remedy="host copies count there: raise the container's limit, or pass host_limit=",
-    )
+        return Finding(f"{format_bytes(usable)} of memory, no limit")
+    text = f"{format_bytes(usable)} of {format_bytes(whole)} of memory: a control group's limit"
+    remedy = "host copies count there: raise the container's limit, or pass host_limit="
+    return _note(text, remedy)
 
 
 def check_environment() -> Finding:
@@ -299,25 +264,16 @@ def check_environment() -> Finding:
 
     present = [name for name in (COMMON, *OWN.values()) if name in os.environ]
     if not present:
-        return Finding(name="environment", text="no variable of torch's allocators is set")
+        return Finding("no variable of torch's allocators is set")
     named = ", ".join(f"{name}={os.environ[name]}" for name in present)
     try:
         settings = read_allocator_settings(default_device().type)
     except InvalidArgument as error:
-        return Finding(
-            name="environment",
-            text=str(error),
-            level=Level.PROBLEM,
-            remedy=f"correct or unset {present[0]}",
-        )
+        return _problem(str(error), f"correct or unset {present[0]}")
     if settings.without_effect:
-        return Finding(
-            name="environment",
-            text="; ".join(settings.without_effect),
-            level=Level.NOTE,
-            remedy="docs/choices.md lists the keys with an effect",
-        )
-    return Finding(name="environment", text=named)
+        remedy = "docs/choices.md lists the keys with an effect"
+        return _note("; ".join(settings.without_effect), remedy)
+    return Finding(named)
 
 
 def check_training() -> Finding:
@@ -328,18 +284,14 @@ def check_training() -> Finding:
     )
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        return Finding(
-            name="training",
-            text=f"the self-test failed with exit code {done.returncode}: {last}",
-            level=Level.PROBLEM,
-            remedy=f"run {' '.join(command)!r} for the whole output, and report it",
-        )
+        remedy = f"run {' '.join(command)!r} for the whole output, and report it"
+        return _problem(f"the self-test failed with exit code {done.returncode}: {last}", remedy)
     found = json.loads(done.stdout)
-    return Finding(
-        name="training",
-        text=f"{found['device']}: peak {format_bytes(found['plain_peak_bytes'])}, in a budget of "
-        f"{format_bytes(found['budget_bytes'])} {format_bytes(found['peak_bytes'])}; same bits",
+    text = (
+        f"{found['device']}: peak {format_bytes(found['plain_peak_bytes'])}, in a budget of "
+        f"{format_bytes(found['budget_bytes'])} {format_bytes(found['peak_bytes'])}; same bits"
     )
+    return Finding(text)
 
 
 # In this order, with what a terminal shows meanwhile.
@@ -402,14 +354,10 @@ def _silent() -> Iterator[None]:
 def run_check(name: str, check: Callable[[], Finding]) -> Finding:
     """Return a check's finding; an exception is a problem."""
     try:
-        return check()
+        return replace(check(), name=name)
     except (SwapkitError, ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:
-        return Finding(
-            name=name,
-            text=f"{type(error).__name__}: {error}",
-            level=Level.PROBLEM,
-            remedy="" if isinstance(error, SwapkitError) else "report it with the whole output",
-        )
+        remedy = "" if isinstance(error, SwapkitError) else "report it with the whole output"
+        return Finding(f"{type(error).__name__}: {error}", Level.PROBLEM, remedy, name)
 
 
 def _show_row(finding: Finding) -> None:

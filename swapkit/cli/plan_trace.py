@@ -14,6 +14,11 @@ from swapkit.ir.plans import Plan
 from swapkit.ir.traces import Trace
 from swapkit.planning import POLICIES
 
+_PREDICTED = (
+    *("step_seconds", "stall_seconds", "recompute_seconds", "peak_bytes", "reserved_bytes"),
+    *("host_peak_bytes", "swapped_bytes"),
+)
+
 
 @click.command(cls=CliCommand)
 @click.argument("trace")
@@ -84,13 +89,7 @@ def list_figures(step: Trace, made: Plan) -> dict[str, int | float | str | None]
         "swapped": swapped,
         "recomputed": recomputed,
         "bound_seconds": made.bound_seconds,
-        "step_seconds": None if found is None else found.step_seconds,
-        "stall_seconds": None if found is None else found.stall_seconds,
-        "recompute_seconds": None if found is None else found.recompute_seconds,
-        "peak_bytes": None if found is None else found.peak_bytes,
-        "reserved_bytes": None if found is None else found.reserved_bytes,
-        "host_peak_bytes": None if found is None else found.host_peak_bytes,
-        "swapped_bytes": None if found is None else found.swapped_bytes,
+        **{name: None if found is None else getattr(found, name) for name in _PREDICTED},
     }
 
 

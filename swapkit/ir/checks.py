@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import attrgetter
 
-from swapkit.ir.fields import MACHINE, PLAN, PREDICTION, SHAPES, TRACE, Shape, refuse
+from swapkit.ir.fields import SHAPES, refuse
 from swapkit.ir.machines import Machine
 from swapkit.ir.plans import Action, Decision, Plan, Prediction, Tier
 from swapkit.ir.traces import BEFORE, Event, EventKind, Operator, Storage, Trace
@@ -26,9 +26,7 @@ def check_trace(trace: Trace) -> None:
     Raises:
         InvalidDocument: the trace is not sound; the message says where.
     """
-    _check_type("trace", trace, Trace)
-    _check_fields("", trace, TRACE)
-    _check_version(trace.version, TRACE)
+    _check_head(trace, Trace)
     _check_rows("operators", trace.operators, Operator)
     _check_rows("storages", trace.storages, Storage)
     _check_rows("events", trace.events, Event)
@@ -45,9 +43,7 @@ def check_machine(machine: Machine) -> None:
     Raises:
         InvalidDocument: the machine is not sound; the message says where.
     """
-    _check_type("machine", machine, Machine)
-    _check_fields("", machine, MACHINE)
-    _check_version(machine.version, MACHINE)
+    _check_head(machine, Machine)
     for name in ("disk_write_bytes_per_second", "disk_read_bytes_per_second"):
         if machine.disk_bytes and getattr(machine, name) < 1:
             refuse(name, "a number of at least 1, since there is a disk", getattr(machine, name))
@@ -64,39 +60,32 @@ def check_plan(plan: Plan, trace: Trace | None = None) -> None:
     Raises:
         InvalidDocument: the plan is not sound; the message says where.
     """
-    _check_type("plan", plan, Plan)
-    _check_fields("", plan, PLAN)
-    _check_version(plan.version, PLAN)
+    _check_head(plan, Plan)
     _check_rows("decisions", plan.decisions, Decision)
     if plan.prediction is not None:
-        _check_type("prediction", plan.prediction, Prediction)
-        _check_fields("prediction.", plan.prediction, PREDICTION)
+        _check_fields("prediction", plan.prediction, Prediction, "prediction.")
     seen: set[int] = set()
     for row, decision in enumerate(plan.decisions):
         if decision.storage in seen:
-            refuse(
-                f"decisions[{row}].storage",
-                ("at most one decision for each storage"),
-                decision.storage,
-            )
+            most = "at most one decision for each storage"
+            refuse(f"decisions[{row}].storage", most, decision.storage)
         seen.add(decision.storage)
         _check_decision(f"decisions[{row}]", decision)
     if trace is not None:
         _check_plan_of(plan, trace)
 
 
-def _check_type(where: str, value: object, expected: type) -> None:
-    if type(value) is not expected:
-        refuse(where, f"a {expected.__name__}", value)
+def _check_head(value: Trace | Machine | Plan, kind: type) -> None:
+    _check_fields(kind.__name__.lower(), value, kind)
+    known = SHAPES[kind].version
+    if value.version != known or type(value.version) is not int:
+        refuse("version", str(known), value.version)
 
 
-def _check_version(version: object, shape: Shape) -> None:
-    if version != shape.version or type(version) is not int:
-        refuse("version", str(shape.version), version)
-
-
-def _check_fields(prefix: str, value: object, shape: Shape) -> None:
-    for name, rule in shape.rules.items():
+def _check_fields(where: str, value: object, kind: type, prefix: str = "") -> None:
+    if type(value) is not kind:
+        refuse(where, f"a {kind.__name__}", value)
+    for name, rule in SHAPES[kind].rules.items():
         content = getattr(value, name)
         if not rule.holds(content):
             refuse(f"{prefix}{name}", rule.expectation, content)
@@ -117,19 +106,15 @@ def _check_rows(name: str, rows: Sequence[object], kind: type) -> None:
 def _check_lives(trace: Trace) -> None:
     count = len(trace.operators)
     for number, storage in enumerate(trace.storages):
-        if storage.birth >= count:
-            refuse(
-                f"storages[{number}].birth", f"an operator from {BEFORE} to {count - 1}",
-                storage.birth,
-            )  # fmt: skip
-        if not max(storage.birth, 0) <= storage.death <= count:
-            first = max(storage.birth, 0)
-            refuse(
-                f"storages[{number}].death", f"an operator from {first} to {count}", storage.death
-            )
-        if not BEFORE <= storage.held < max(storage.death, 1):
-            most = max(storage.death, 1) - 1
-            refuse(f"storages[{number}].held", f"an operator from {BEFORE} to {most}", storage.held)
+        ends = {
+            "birth": (BEFORE, count - 1),
+            "death": (max(storage.birth, 0), count),
+            "held": (BEFORE, max(storage.death, 1) - 1),
+        }
+        for field, (first, last) in ends.items():
+            at = getattr(storage, field)
+            if not first <= at <= last:
+                refuse(f"storages[{number}].{field}", f"an operator from {first} to {last}", at)
         _check_continuation(trace, number)
     total = trace.base_bytes + sum(storage.nbytes for storage in trace.storages)
     if total > MOST_TOTAL_BYTES:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NoReturn
 
 from swapkit.errors import InvalidDocument
-from swapkit.ir import machines, plans, traces
 from swapkit.ir.machines import Machine
 from swapkit.ir.plans import PLANNED, Decision, Plan, Prediction, Tier
 from swapkit.ir.traces import BEFORE, Event, EventKind, Kind, Operator, Phase, Storage, Trace
@@ -123,16 +122,15 @@ class Member(Rule):
         return self._members.get(value, value) if isinstance(value, str) else value
 
 
-class Indexes(Rule):
-    """Numbers of storages. The check of the trace compares them with the storage count."""
+class Many(Rule):
+    """A tuple of values that another rule allows and encodes as they are."""
 
-    expectation = "a list of whole numbers of at least 0"
+    def __init__(self, rule: Rule, expectation: str) -> None:
+        self.rule, self.expectation = rule, expectation
 
     def holds(self, value: object) -> bool:
-        """Return whether `value` is a tuple of valid ints."""
-        return type(value) is tuple and all(
-            type(index) is int and 0 <= index <= MOST_COUNT for index in value
-        )
+        """Return whether `value` is a tuple of valid values."""
+        return type(value) is tuple and all(map(self.rule.holds, value))
 
     def encode(self, value: object) -> object:
         """Return a list."""
@@ -176,125 +174,84 @@ class Shape:
     optional: frozenset[str] = frozenset()
 
 
-_BYTES = Whole(0, MOST_BYTES)
 _COUNT = Whole(0)
 _SECONDS = Number(0.0, MOST_SECONDS)
-_SPEED = Number(1.0, MOST_BYTES_PER_SECOND)
 _DISK_SPEED = Number(0.0, MOST_BYTES_PER_SECOND)
-_TEXT = Text()
+TEXT = Text()
+_BY_TYPE: dict[str, Rule] = {
+    "str": TEXT,
+    "bool": Flag(),
+    "int": _COUNT,
+    "float": _SECONDS,
+    "tuple[int, ...]": Many(_COUNT, "a list of whole numbers of at least 0"),
+    "Phase": Member(Phase),
+    "Kind": Member(Kind),
+    "EventKind": Member(EventKind),
+    "Action": Member(PLANNED),
+    "Tier": Member((Tier.HOST, Tier.DISK)),
+}
+# Of fields with narrower or wider limits than others of their type; the last part of a name that
+# fits holds.
+_BY_NAME: dict[str, Rule] = {
+    "bytes": Whole(0, MOST_BYTES),
+    "birth": Whole(BEFORE),
+    "held": Whole(BEFORE),
+    "ranks": Whole(1),
+    "reserved_ratio": Number(1e-6, 1e6),
+    "duplex": Number(1.0, 2.0),
+    "interference": Number(0.0, 1000.0),
+    "bytes_per_second": Number(1.0, MOST_BYTES_PER_SECOND),
+    "disk_write_bytes_per_second": _DISK_SPEED,
+    "disk_read_bytes_per_second": _DISK_SPEED,
+}
 
-OPERATOR = Shape(
-    title="",
-    version=traces.VERSION,
-    rules={
-        "name": _TEXT,
-        "seconds": _SECONDS,
-        "phase": Member(Phase),
-        "microbatch": _COUNT,
-        "module": _TEXT,
-        "occurrence": _COUNT,
-        "reads": Indexes(),
-        "writes": Indexes(),
-        "workspace_bytes": _BYTES,
-        "is_repeatable": Flag(),
-    },
-)
-STORAGE = Shape(
-    title="",
-    version=traces.VERSION,
-    rules={
-        "nbytes": _BYTES,
-        "kind": Member(Kind),
-        "birth": Whole(BEFORE),
-        "death": _COUNT,
-        "is_saved": Flag(),
-        "module": _TEXT,
-        "index": _COUNT,
-        "held": Whole(BEFORE),
-        "continues": Optional(_COUNT),
-    },
-    optional=frozenset({"continues"}),
-)
-EVENT = Shape(
-    title="",
-    version=traces.VERSION,
-    rules={"kind": Member(EventKind), "storage": Optional(_COUNT), "operator": _COUNT},
-)
-TRACE = Shape(
-    title="swapkit trace",
-    version=traces.VERSION,
-    rules={
-        "label": _TEXT,
-        "signature": _TEXT,
-        "device": _TEXT,
-        "base_bytes": _BYTES,
-        "step_seconds": _SECONDS,
-        "reserved_ratio": Number(1e-6, 1e6),
-        "ranks": Optional(Whole(1)),
-    },
-    optional=frozenset({"ranks"}),
-)
-MACHINE = Shape(
-    title="swapkit machine",
-    version=machines.VERSION,
-    rules={
-        "name": _TEXT,
-        "budget_bytes": _BYTES,
-        "out_bytes_per_second": _SPEED,
-        "in_bytes_per_second": _SPEED,
-        "out_latency_seconds": _SECONDS,
-        "in_latency_seconds": _SECONDS,
-        "duplex": Number(1.0, 2.0),
-        "interference": Number(0.0, 1000.0),
-        "host_bytes": Optional(_BYTES),
-        "disk_bytes": _BYTES,
-        "disk_write_bytes_per_second": _DISK_SPEED,
-        "disk_read_bytes_per_second": _DISK_SPEED,
-    },
-)
-DECISION = Shape(
-    title="",
-    version=plans.VERSION,
-    rules={
-        "storage": _COUNT,
-        "action": Member(PLANNED),
-        "tier": Member((Tier.HOST, Tier.DISK)),
-        "release": Optional(_COUNT),
-        "prefetch": Optional(_COUNT),
-    },
-)
-PREDICTION = Shape(
-    title="",
-    version=plans.VERSION,
-    rules={
-        "seconds": _SECONDS,
-        "peak_bytes": _BYTES,
-        "host_peak_bytes": _BYTES,
-        "disk_peak_bytes": _BYTES,
-        "swapped_bytes": _BYTES,
-        "recompute_seconds": _SECONDS,
-        "stall_seconds": _SECONDS,
-    },
-)
-PLAN = Shape(
-    title="swapkit plan",
-    version=plans.VERSION,
-    rules={
-        "policy": _TEXT,
-        "signature": _TEXT,
-        "budget_bytes": _BYTES,
-        "bound_seconds": Optional(_SECONDS),
-    },
-)
+
+def _rule_of(name: str, type_: str) -> Rule:
+    plain = type_.removesuffix(" | None")
+    ends = [end for end in _BY_NAME if name.endswith(end)]
+    rule = _BY_NAME[max(ends, key=len)] if ends else _BY_TYPE[plain]
+    return rule if plain == type_ else Optional(rule)
+
+
+def _shape(kind: type, names: str, *, title: str = "", optional: str = "") -> Shape:
+    found = {each.name: each for each in fields(kind)}
+    rules = {name: _rule_of(name, str(found[name].type)) for name in names.split()}
+    version = found["version"].default if "version" in found else 1
+    return Shape(title=title, version=version, rules=rules, optional=frozenset(optional.split()))
+
+
 SHAPES: dict[type, Shape] = {
-    Operator: OPERATOR,
-    Storage: STORAGE,
-    Event: EVENT,
-    Trace: TRACE,
-    Machine: MACHINE,
-    Decision: DECISION,
-    Prediction: PREDICTION,
-    Plan: PLAN,
+    Operator: _shape(
+        Operator,
+        "name seconds phase microbatch module occurrence reads writes workspace_bytes "
+        "is_repeatable",
+    ),
+    Storage: _shape(
+        Storage,
+        "nbytes kind birth death is_saved module index held continues",
+        optional="continues",
+    ),
+    Event: _shape(Event, "kind storage operator"),
+    Trace: _shape(
+        Trace,
+        "label signature device base_bytes step_seconds reserved_ratio ranks",
+        title="swapkit trace",
+        optional="ranks",
+    ),
+    Machine: _shape(
+        Machine,
+        "name budget_bytes out_bytes_per_second in_bytes_per_second out_latency_seconds "
+        "in_latency_seconds duplex interference host_bytes disk_bytes "
+        "disk_write_bytes_per_second disk_read_bytes_per_second",
+        title="swapkit machine",
+    ),
+    Decision: _shape(Decision, "storage action tier release prefetch"),
+    Prediction: _shape(
+        Prediction,
+        "seconds peak_bytes host_peak_bytes disk_peak_bytes swapped_bytes recompute_seconds "
+        "stall_seconds",
+    ),
+    Plan: _shape(Plan, "policy signature budget_bytes bound_seconds", title="swapkit plan"),
 }
 
 

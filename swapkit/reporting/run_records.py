@@ -15,7 +15,7 @@ from swapkit.errors import InvalidDocument
 from swapkit.ir import codec
 from swapkit.ir.checks import check_plan
 from swapkit.ir.documents import read_document, write_document
-from swapkit.ir.fields import MOST_SECONDS, Flag, Number, Optional, Rule, Text, Whole, refuse
+from swapkit.ir.fields import MOST_SECONDS, TEXT, Flag, Many, Number, Optional, Rule, Whole, refuse
 from swapkit.ir.machines import Machine
 from swapkit.ir.plans import Plan
 from swapkit.ir.runs import SessionStats, StepRecord
@@ -73,34 +73,14 @@ class RunRecord:
     trade_offs: tuple[TradeOff, ...] = ()
 
 
-class _Texts(Rule):
-    """Sentences."""
-
-    expectation = "a list of texts"
-
-    def holds(self, value: object) -> bool:
-        """Return whether `value` is a tuple of texts."""
-        return type(value) is tuple and all(map(_TEXT.holds, value))
-
-    def encode(self, value: object) -> object:
-        """Return a list."""
-        assert isinstance(value, tuple)
-        return list(value)
-
-    def decode(self, value: object) -> object:
-        """Return a tuple."""
-        return tuple(value) if type(value) is list else value
-
-
-_TEXT = Text()
 _OF_TYPES: dict[str, Rule] = {
-    "str": _TEXT,
+    "str": TEXT,
     "bool": Flag(),
     "int": Whole(0, _MOST_COUNT),
     "int | None": Optional(Whole(0, _MOST_COUNT)),
     "float": Number(0.0, MOST_SECONDS),
     "float | None": Optional(Number(0.0, MOST_SECONDS)),
-    "tuple[str, ...]": _Texts(),
+    "tuple[str, ...]": Many(TEXT, "a list of texts"),
 }
 _TABLES: dict[str, type] = {"steps": StepRecord, "trade_offs": TradeOff}
 _DOCUMENTS: dict[str, tuple[Callable[[Any], dict[str, object]], Callable[[object], Any]]] = {
