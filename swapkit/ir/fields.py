@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from swapkit.errors import InvalidDocument
 from swapkit.ir.machines import Machine
@@ -216,7 +216,7 @@ def _rule_of(name: str, type_: str) -> Rule:
 def _shape(kind: type, names: str, *, title: str = "", optional: str = "") -> Shape:
     found = {each.name: each for each in fields(kind)}
     rules = {name: _rule_of(name, str(found[name].type)) for name in names.split()}
-    version = found["version"].default if "version" in found else 1
+    version: Any = found["version"].default if "version" in found else 1
     return Shape(title=title, version=version, rules=rules, optional=frozenset(optional.split()))
 
 

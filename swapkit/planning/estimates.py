@@ -8,6 +8,7 @@ That is the smallest budget that has a plan.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -183,13 +184,8 @@ class Batches:
             if self.is_capped(high):
                 return high
             high *= 2
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self.smallest_bytes(middle) <= budget_bytes:
-                low = middle
-            else:
-                high = middle
-        return low
+        sizes = range(low + 1, high)
+        return low + bisect_right(sizes, budget_bytes, key=self.smallest_bytes)
 
 
 def _are_alike(first: Trace, second: Trace) -> bool:

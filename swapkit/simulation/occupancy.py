@@ -79,11 +79,7 @@ class Presence(NamedTuple):
 
 def find_peak(trace: Trace, plan: Plan, schedule: Schedule) -> list[Presence]:
     """Return what is on the device at the instant with the most bytes in use."""
-    stays = [
-        each
-        for each in _list_stays(trace, plan, schedule)
-        if each.layer in ON_DEVICE and each.end > each.start and each.nbytes > 0
-    ]
+    stays = [each for each in _list_stays(trace, plan, schedule) if each.layer in ON_DEVICE]
     changes = [(each.start, 1, each.nbytes) for each in stays]
     changes += [(each.end, 0, -each.nbytes) for each in stays]  # first: a block may be taken again
     most, peak_at, in_use = -1, 0.0, 0
@@ -105,11 +101,7 @@ def measure_occupancy(
         schedule: the result of `simulate`.
         most_rows: thin out to about this many rows, which keeps every peak; None: keep all rows.
     """
-    stays = [
-        each
-        for each in _list_stays(trace, plan, schedule)
-        if each.end > each.start and each.nbytes > 0
-    ]
+    stays = _list_stays(trace, plan, schedule)
     end = schedule.ends[-1]
     instants = np.array([(each.start, each.end) for each in stays] or [(0.0, end)])
     times, places = np.unique(instants, return_inverse=True)
@@ -158,8 +150,13 @@ def _find_firsts(times: np.ndarray, end: float, count: int) -> np.ndarray:
     return np.flatnonzero(np.diff((times * (count / end)).astype(np.int64), prepend=-1))
 
 
-def _list_stays(trace: Trace, plan: Plan, schedule: Schedule) -> Iterator[Presence]:
-    """Yield when the bytes of each layer are there."""
+def _list_stays(trace: Trace, plan: Plan, schedule: Schedule) -> list[Presence]:
+    """Return when the bytes of each layer are there."""
+    stays = _find_stays(trace, plan, schedule)
+    return [each for each in stays if each.end > each.start and each.nbytes > 0]
+
+
+def _find_stays(trace: Trace, plan: Plan, schedule: Schedule) -> Iterator[Presence]:
     starts, ends = schedule.starts, schedule.ends
     yield Presence(Layer.BASE, 0.0, ends[-1], trace.base_bytes)
     yield from _list_storages(trace, plan, schedule)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -148,16 +148,8 @@ def _simulator_of(problem: Problem) -> Simulator:
 
 @lru_cache(maxsize=64)
 def _links_of(machine: Machine) -> Links:
-    return Links(
-        budget_bytes=machine.budget_bytes,
-        host_bytes=UNLIMITED if machine.host_bytes is None else machine.host_bytes,
-        disk_bytes=machine.disk_bytes,
-        out_bytes_per_second=machine.out_bytes_per_second,
-        in_bytes_per_second=machine.in_bytes_per_second,
-        out_latency_seconds=machine.out_latency_seconds,
-        in_latency_seconds=machine.in_latency_seconds,
-        duplex=machine.duplex,
-        interference=machine.interference,
-        disk_write_bytes_per_second=machine.disk_write_bytes_per_second,
-        disk_read_bytes_per_second=machine.disk_read_bytes_per_second,
-    )
+    values = {each.name: getattr(machine, each.name) for each in fields(machine)}
+    del values["name"], values["version"]
+    if machine.host_bytes is None:
+        values["host_bytes"] = UNLIMITED
+    return Links(**values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -209,13 +210,9 @@ def _explain(
     if free.stuck_slot >= 0:
         message = f"{where} cannot start: the plan swaps more than fits in host memory"
         return InfeasibleBudget(message, least_bytes=free.peak_bytes, operators=(operator.name,))
-    too_few, enough = machine.budget_bytes, free.peak_bytes
-    while enough - too_few > 1:
-        middle = (enough + too_few) // 2
-        if run_with(middle).stuck_slot < 0:
-            enough = middle
-        else:
-            too_few = middle
+    budgets = range(machine.budget_bytes + 1, free.peak_bytes)
+    first = bisect_left(budgets, True, key=lambda each: run_with(each).stuck_slot < 0)  # noqa: FBT003
+    enough = machine.budget_bytes + 1 + first
     message = (
         f"{where} cannot start under this plan, which needs a budget of {enough} bytes and has "
         f"{machine.budget_bytes}"

@@ -7,16 +7,147 @@ definition of a plan alone, and shares no code with them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from swapkit.errors import InvalidDocument
 from swapkit.ir.checks import check_machine, check_plan, check_trace
 from swapkit.ir.machines import Machine
-from swapkit.ir.plans import Action, Decision, Plan, Schedule, Tier
+from swapkit.ir.plans import Action, Decision, Plan, Prediction, Schedule, Tier
 from swapkit.ir.traces import Trace
-from swapkit.simulation.validation.computing import Demand, Resolver
+from swapkit.simulation.validation.computing import Demand, Resolver, check_computing, waits
 from swapkit.simulation.validation.gaps import Gap, find_gaps, find_touches
-from swapkit.simulation.validation.schedules import check_schedule
+from swapkit.simulation.validation.memory import Occupation, measure_copies, measure_device
+from swapkit.simulation.validation.transfers import SwappedStorage, check_moves, pair_transfers
+
+# ---- schedules -----------------------------------------------------------------------------------
+#
+# Checks that a simulated step is possible as scheduled.
+
+ROUNDING = 1e-9  # of the step: rounding errors of summed times
+
+
+def check_schedule(
+    trace: Trace,
+    moved: Mapping[int, Decision],
+    machine: Machine,
+    schedule: Schedule,
+    demand: Demand,
+) -> list[str]:
+    """Return the violations of a schedule for the legal decisions `moved`."""
+    violations = list(_check_shape(trace, schedule))
+    if violations:
+        return violations
+    tolerance = ROUNDING * max(schedule.ends[-1], trace.seconds)
+    violations += _check_recomputations(schedule, moved, demand)
+    swaps = {number: each for number, each in moved.items() if each.action is Action.SWAP}
+    moves, unpaired = pair_transfers(trace, schedule, swaps, demand)
+    violations += unpaired
+    violations += check_computing(trace, schedule, machine, demand, tolerance)
+    violations += check_moves(moves, schedule, machine, tolerance)
+    if violations:
+        return violations  # sums mean nothing for a schedule that is out of order
+    occupation = measure_device(trace, schedule, demand, moves, tolerance)
+    violations += _check_room(occupation, moves, machine, schedule.prediction, tolerance)
+    violations += _check_sums(trace, schedule, demand, moves, tolerance)
+    return violations
+
+
+def _check_shape(trace: Trace, schedule: Schedule) -> Iterator[str]:
+    """Yield violations that make all further checks impossible."""
+    count = len(trace.operators)
+    if len(schedule.starts) != count or len(schedule.ends) != count:
+        lengths = f"{len(schedule.starts)} starts and {len(schedule.ends)} ends"
+        yield f"the schedule has {lengths} for {count} operators"
+    times = [*schedule.starts, *schedule.ends]
+    for copy in schedule.transfers:
+        times += [copy.out_start, copy.out_end, copy.released, copy.in_start, copy.in_end]
+    if not all(map(math.isfinite, times)):
+        yield "the schedule has a time that is not finite"
+
+
+def _check_recomputations(
+    schedule: Schedule, moved: Mapping[int, Decision], demand: Demand
+) -> Iterator[str]:
+    """Yield recomputations that are missing, duplicate, not decided, or at another operator."""
+    missing = {number for number, each in moved.items() if each.action is Action.RECOMPUTE}
+    for each in schedule.recomputations:
+        if each.storage not in missing:
+            yield f"storage {each.storage}: is recomputed without a decision, or twice"
+        elif each.operator != demand.needs[each.storage]:
+            yield (
+                f"storage {each.storage}: is recomputed before operator {each.operator}, but must "
+                f"be before {demand.needs[each.storage]}"
+            )
+        missing.discard(each.storage)
+    for number in sorted(missing):
+        yield f"storage {number}: is decided to be recomputed, but is not"
+
+
+def _check_room(
+    occupation: Occupation,
+    moves: Sequence[SwappedStorage],
+    machine: Machine,
+    prediction: Prediction,
+    tolerance: float,
+) -> Iterator[str]:
+    """Yield violations of memory limits, and predictions that differ from the memory in use."""
+    peak, most = occupation.peak, occupation.most
+    if peak > machine.budget_bytes:
+        where = f"at operator {occupation.peak_operator}"
+        yield f"{peak} bytes are in use {where}, more than the budget, {machine.budget_bytes}"
+    if prediction.peak_bytes > machine.budget_bytes:
+        yield f"the predicted peak, {prediction.peak_bytes}, is more than the budget"
+    if not peak <= prediction.peak_bytes <= most:
+        yield f"the peak is {peak} bytes, but the prediction is {prediction.peak_bytes}"
+    limits = (
+        (Tier.HOST, machine.host_bytes, prediction.host_peak_bytes),
+        (Tier.DISK, machine.disk_bytes, prediction.disk_peak_bytes),
+    )
+    for tier, limit, predicted in limits:
+        least, most = measure_copies(moves, tier, tolerance)
+        if limit is not None and max(least, predicted) > limit:
+            yield f"{max(least, predicted)} bytes are on the {tier.name.lower()}, more than {limit}"
+        if not least <= predicted <= most:
+            yield f"{least} bytes are on the {tier.name.lower()}, but the prediction is {predicted}"
+
+
+def _check_sums(
+    trace: Trace,
+    schedule: Schedule,
+    demand: Demand,
+    moves: Sequence[SwappedStorage],
+    tolerance: float,
+) -> Iterator[str]:
+    """Yield predicted times and sizes that differ from the schedule."""
+    predicted = schedule.prediction
+    end = schedule.ends[-1]
+    if abs(predicted.seconds - end) > tolerance:
+        yield f"the step takes {end:g} s, but the prediction is {predicted.seconds:g}"
+    swapped = sum(move.nbytes for move in moves)
+    if predicted.swapped_bytes != swapped:
+        yield f"{swapped} bytes are swapped, but the prediction is {predicted.swapped_bytes}"
+    waited = _sum_waits(schedule)
+    if abs(predicted.stall_seconds - waited) > tolerance * (1 + len(trace.operators)):
+        yield f"computing waits {waited:g} s, but the prediction is {predicted.stall_seconds:g}"
+    again = sum(demand.rerun_seconds(trace, operator) for operator in demand.reruns)
+    computing = sum(
+        operator.seconds
+        for number, operator in enumerate(trace.operators)
+        if not waits(trace, number)
+    )
+    busy = sum(schedule.ends) - sum(schedule.starts) - computing
+    if not again - tolerance <= predicted.recompute_seconds <= busy + tolerance:
+        yield (
+            f"recomputing takes {again:g} s, but the prediction is {predicted.recompute_seconds:g}"
+        )
+
+
+def _sum_waits(schedule: Schedule) -> float:
+    pairs = zip((0.0, *schedule.ends), schedule.starts, strict=False)
+    return math.fsum(start - end for end, start in pairs)
+
+
+# ---- plans ---------------------------------------------------------------------------------------
 
 RELATIVE_TOLERANCE = 1e-6
 

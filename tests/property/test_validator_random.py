@@ -11,9 +11,8 @@ import pytest
 from swapkit.errors import InfeasibleBudget
 from swapkit.ir.machines import Machine
 from swapkit.ir.plans import Action, Decision, Plan
-from swapkit.simulation.chains import find_chains
 from swapkit.simulation.items import Touches, find_items
-from swapkit.simulation.lowering import lower
+from swapkit.simulation.lowering import find_chains, lower
 from swapkit.simulation.running import KEEP, RECOMPUTE, SWAP, run
 from swapkit.simulation.timeline import set_moments, simulate
 from swapkit.simulation.validation.computing import Resolver

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from swapkit._runtime.control.board import Board
     from swapkit.ir.plans import Plan
-    from swapkit.ir.stages import StagePlace
+    from swapkit.ir.traces import StagePlace
     from swapkit.planning.selection.asking import MakePlans
     from swapkit.planning.selection.cases import Case
     from swapkit.planning.selection.learner import Learner

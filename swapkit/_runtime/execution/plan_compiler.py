@@ -231,7 +231,7 @@ def _curve(
 class _Chains:
     """The operators that have to run again for the storages that a plan recomputes.
 
-    `simulation/chains.py` decides which storages can be recomputed.
+    `simulation/lowering.py` decides which storages can be recomputed.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from swapkit._runtime.recording.tables.clocks import Timer
     from swapkit._runtime.recording.tables.roofline import Hardware
     from swapkit._runtime.saved.device import DevicePool
-    from swapkit.ir.stages import StagePlace
+    from swapkit.ir.traces import StagePlace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

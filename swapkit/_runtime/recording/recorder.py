@@ -42,8 +42,7 @@ if TYPE_CHECKING:
 
     from swapkit._runtime.operators.names import Operator
     from swapkit._runtime.recording.tables.kept_bytes import Read
-    from swapkit.ir.stages import StagePlace
-    from swapkit.ir.traces import Trace
+    from swapkit.ir.traces import StagePlace, Trace
 
 UPDATE = "swapkit.update_statistics"  # an operator's writes to anything but its results
 # An operator that a region runs again in forward, because an operand is about to change. It needs

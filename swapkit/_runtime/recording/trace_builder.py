@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from swapkit._runtime.recording.tables.blocks import ALIVE
 from swapkit.ir.passes import continue_after_passes
-from swapkit.ir.stages import join_places
 from swapkit.ir.traces import (
     BEFORE,
     Event,
@@ -21,6 +20,7 @@ from swapkit.ir.traces import (
     Storage,
     Trace,
     is_wait,
+    join_places,
 )
 
 if TYPE_CHECKING:

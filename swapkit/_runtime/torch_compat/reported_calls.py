@@ -11,7 +11,7 @@ import torch.distributed
 
 from swapkit._runtime.torch_compat.internals import work_class
 from swapkit._runtime.torch_compat.isolation import untraced, untraced_itself
-from swapkit.ir.stages import StagePlace
+from swapkit.ir.traces import StagePlace
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -25,8 +25,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from swapkit.config.mindformers.log_lines import LogLine, warning
-from swapkit.config.mindformers.selections import Layout, ModelInputs, is_list_of, is_whole
+from swapkit.config.mindformers.selections import (
+    Layout,
+    LogLine,
+    ModelInputs,
+    is_list_of,
+    is_whole,
+    warning,
+)
 from swapkit.config.yaml_documents import read_text, read_yaml
 from swapkit.errors import InvalidConfiguration, WrongKey, WrongType
 from swapkit.texts import printable

@@ -20,7 +20,6 @@ from functools import partial
 from typing import Literal, NamedTuple, TypeAlias
 
 from swapkit.config.mindformers.documents import Document, RecomputeConfig, SwapConfig
-from swapkit.config.mindformers.log_lines import LogLine, info, warning
 from swapkit.config.mindformers.patterns import (
     SEPARATOR,
     LayerModule,
@@ -35,9 +34,12 @@ from swapkit.config.mindformers.selections import (
     LayerPlace,
     LayerSelection,
     Layout,
+    LogLine,
+    info,
     is_list_of,
     read_counts,
     read_indices,
+    warning,
 )
 from swapkit.errors import InvalidConfiguration, WrongType
 

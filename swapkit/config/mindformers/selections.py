@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
-from swapkit.config.mindformers.log_lines import LogLine, info
 from swapkit.errors import InvalidArgument, InvalidConfiguration, WrongStage, WrongType
+
+# ---- log lines -----------------------------------------------------------------------------------
+#
+# Log lines as values: the caller of the configuration decides where to log them.
+
+
+class LogLine(NamedTuple):
+    """A text and its `logging` level."""
+
+    level: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{logging.getLevelName(self.level)} - {self.text}"
+
+
+info, warning = partial(LogLine, logging.INFO), partial(LogLine, logging.WARNING)
 
 Offset: TypeAlias = int | Sequence[int] | Sequence[Sequence[int]]
 

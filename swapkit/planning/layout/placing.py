@@ -2,25 +2,121 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from swapkit._native.layout import (
-    BEST_FIT,
-    FIRST_FIT,
-    FOUND,
-    IMPOSSIBLE,
-    MOST_EXACT,
-    RULES,
-    NativeItems,
-)
+from swapkit._native import layout as native
 from swapkit.errors import InvalidArgument
-from swapkit.planning.layout.lanes import LANES, SearchLimits, run_lanes
+from swapkit.planning.beside import make_way
 from swapkit.planning.layout.lifetimes import FREE, Bytes, Lifetimes, MemoryLayout, Order, Times
+
+# ---- lanes ---------------------------------------------------------------------------------------
+#
+# Searches on threads of their own, which end early when their result is no longer needed.
+
+_T = TypeVar("_T")
+LANES = 2  # searches at the same time; a constant, so that results do not depend on the machine
+THREAD_NAME = "swapkit-layout"
+_POLL_SECONDS = 0.02
+
+
+class SearchLimits:
+    """Until when to search. Only the thread that made it polls."""
+
+    def __init__(self, seconds: float, should_stop: Callable[[], bool] | None) -> None:
+        """Start the clock.
+
+        Args:
+            seconds: after which searches end.
+            should_stop: called now and then on this thread; True, or an error, ends them, too.
+        """
+        self.flag = native.StopFlag()
+        self._begin = time.perf_counter()
+        self._seconds = seconds
+        self._should_stop = should_stop
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return time.perf_counter() - self._begin
+
+    @property
+    def is_over(self) -> bool:
+        """Whether searches end."""
+        return self.flag.is_set
+
+    def poll(self) -> None:
+        """Set the flag if it is time to end.
+
+        Raises:
+            BaseException: of `should_stop`; the flag is set then.
+        """
+        try:
+            is_asked = self._should_stop is not None and self._should_stop()
+        except BaseException:
+            self.flag.set()
+            raise
+        if is_asked or self.elapsed > self._seconds:
+            self.flag.set()
+
+
+class _Lane(Generic[_T]):
+    """One piece of work on a thread. It must look at the flag of its limits."""
+
+    def __init__(self, work: Callable[[], _T]) -> None:
+        self._work = work
+        self._results: list[_T] = []
+        self._error: BaseException | None = None
+        # Not a daemon: the work is native, and ends soon after the flag is set.
+        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=False)
+        try:
+            self._thread.start()
+        except RuntimeError:  # too many threads, or the interpreter ends
+            self._run()
+
+    def _run(self) -> None:
+        if threading.current_thread() is self._thread:
+            make_way()
+        try:
+            self._results.append(self._work())
+        except BaseException as error:  # noqa: BLE001 - raised by `take`, on the other thread
+            self._error = error
+
+    def wait(self, seconds: float | None) -> bool:
+        if self._thread.ident is not None:
+            self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def take(self) -> _T:
+        if self._error is not None:
+            raise self._error
+        return self._results[0]
+
+
+def run_lanes(works: Sequence[Callable[[], _T]], limits: SearchLimits) -> list[_T]:
+    """Run pieces of work at the same time, each on a thread; return their results in order.
+
+    Raises:
+        BaseException: the first error of the work, or of `should_stop`, after all have ended.
+    """
+    lanes = [_Lane(work) for work in works]
+    try:
+        for lane in lanes:
+            while not lane.wait(_POLL_SECONDS):
+                limits.poll()
+    finally:
+        for lane in lanes:
+            lane.wait(None)
+    limits.poll()
+    return [lane.take() for lane in lanes]
+
 
 # ---- orders --------------------------------------------------------------------------------------
 #
@@ -62,7 +158,7 @@ class PlacementRule:
 
     name: str
     keys: Callable[[Measures], tuple[NDArray[np.int64], ...]]  # the most important first
-    fit: int = FIRST_FIT
+    fit: int = native.FIRST_FIT
 
     def order(self, measures: Measures) -> Order:
         """Return the items in the order to place them; equal ones by their number."""
@@ -85,7 +181,7 @@ PLACEMENTS = (
     PlacementRule(name="life", keys=lambda m: (-m.lives, -m.nbytes)),
     PlacementRule(name="size class, start", keys=lambda m: (-_log(m.nbytes), m.starts, -m.lives)),
     PlacementRule(name="size, start", keys=lambda m: (-m.nbytes, m.starts)),
-    PlacementRule(name="life, best fit", keys=lambda m: (-m.lives, -m.nbytes), fit=BEST_FIT),
+    PlacementRule(name="life, best fit", keys=lambda m: (-m.lives, -m.nbytes), fit=native.BEST_FIT),
 )
 SIZE_FIRST = PLACEMENTS[1]
 
@@ -195,7 +291,7 @@ def _finish(
     lifetimes: Lifetimes, offsets: Bytes, bound: int, method: str, limits: SearchLimits
 ) -> MemoryLayout:
     """Check a layout and return it."""
-    items = NativeItems(lifetimes.starts, lifetimes.ends, lifetimes.nbytes, lifetimes.fixed)
+    items = native.NativeItems(lifetimes.starts, lifetimes.ends, lifetimes.nbytes, lifetimes.fixed)
     height = items.verify(offsets)
     offsets.flags.writeable = False
     return MemoryLayout(
@@ -218,7 +314,7 @@ class _Search:
         self.limits = limits
         self.effort = effort
         self.target = 0
-        self.items = NativeItems(
+        self.items = native.NativeItems(
             lifetimes.starts, lifetimes.ends, lifetimes.nbytes, lifetimes.fixed
         )
         loads = np.empty(len(lifetimes), np.int64)
@@ -232,7 +328,9 @@ class _Search:
     def run(self, *, has_capacity: bool) -> _Placement:
         """Search until the target is reached or the work is done; return the lowest placement."""
         count = len(self.lifetimes)
-        can_be_exact = count <= MOST_EXACT and not self.lifetimes.has_fixed and self.effort >= 1
+        can_be_exact = (
+            count <= native.MOST_EXACT and not self.lifetimes.has_fixed and self.effort >= 1
+        )
         for step in self._steps(has_capacity=has_capacity, can_be_exact=can_be_exact):
             step()
             if self.placements[0].height <= self.target or self.limits.is_over:
@@ -309,7 +407,7 @@ class _Search:
             return self._press(begun, seed, work)
         starts, ends, nbytes = self.lifetimes.starts, self.lifetimes.ends, self.lifetimes.nbytes
         offsets = begun.offsets[hard]
-        items = NativeItems(starts[hard], ends[hard], nbytes[hard], None)
+        items = native.NativeItems(starts[hard], ends[hard], nbytes[hard], None)
         items.press(
             offsets,
             most_work=int(work * HARD_WORK),
@@ -320,7 +418,9 @@ class _Search:
         fixed = np.full(len(hard), FREE, np.int64)
         fixed[hard] = offsets
         around = np.empty(len(hard), np.int64)
-        used = NativeItems(starts, ends, nbytes, fixed).place(begun.order, FIRST_FIT, around)
+        used = native.NativeItems(starts, ends, nbytes, fixed).place(
+            begun.order, native.FIRST_FIT, around
+        )
         found = self._as_improved(begun, begun.order, around)
         lower = found if found.height < begun.height else begun
         return self._press(lower, seed, int(work * (1 - HARD_WORK)) - used)
@@ -333,7 +433,7 @@ class _Search:
         )
         if len(offsets) <= MOST_SUNK:
             upwards = np.argsort(offsets, kind="stable").astype(np.int32)
-            self.items.place(upwards, FIRST_FIT, offsets)
+            self.items.place(upwards, native.FIRST_FIT, offsets)
         return self._as_improved(begun, begun.order, offsets)
 
     def _as_improved(self, begun: _Placement, order: Order, offsets: Bytes) -> _Placement:
@@ -348,15 +448,15 @@ class _Search:
         """Look for a layout within `capacity` by every rule in turn, each time for longer."""
         placements = 2 * len(self.lifetimes)
         while placements <= most_placements and not self.limits.is_over:
-            for first in range(0, RULES, LANES):
-                rules = range(first, min(first + LANES, RULES))
+            for first in range(0, native.RULES, LANES):
+                rules = range(first, min(first + LANES, native.RULES))
                 works = [partial(self._search_by, capacity, rule, placements) for rule in rules]
                 outcomes = run_lanes(works, self.limits)
                 found = [each for _, each in outcomes if each is not None]
                 if found:
                     self._keep(found[:1])
                     return
-                if any(outcome == IMPOSSIBLE for outcome, _ in outcomes):
+                if any(outcome == native.IMPOSSIBLE for outcome, _ in outcomes):
                     return
             placements *= 2
 
@@ -367,7 +467,7 @@ class _Search:
         outcome = self.items.search(
             capacity, rule, offsets, most_work=placements, stop=self.limits.flag
         )
-        if outcome != FOUND:
+        if outcome != native.FOUND:
             return outcome, None
         order = np.argsort(offsets, kind="stable").astype(np.int32)
         return outcome, self._as_placement(order, offsets, "exact search")

@@ -8,15 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from swapkit._native.layout import (
-    LIFE_BYTES,
-    LIFE_FIELDS,
-    NO_STEP,
-    PLACE_BYTES,
-    PLACE_FIELDS,
-    Field,
-    StepMarks,
-)
+from swapkit._native import layout as native
 from swapkit.planning.layout.lifetimes import Lifetimes
 from swapkit.units import round_up
 
@@ -110,7 +102,7 @@ def make_boxes(lives: VaryingLives) -> list[Box]:
 # Blocks whose sizes vary share boxes.
 
 
-def _type_of(fields: Sequence[Field], nbytes: int) -> np.dtype[np.void]:
+def _type_of(fields: Sequence[native.Field], nbytes: int) -> np.dtype[np.void]:
     """Return the type of an array of C structures."""
     return np.dtype(
         {
@@ -126,8 +118,8 @@ def _type_of(fields: Sequence[Field], nbytes: int) -> np.dtype[np.void]:
 
 JITTER = 4  # takes and frees by which lives may differ and still count as alike,
 JITTER_SHARE = 32  # and this part of the longer life: others may be missing or additional
-LIFE = _type_of(LIFE_FIELDS, LIFE_BYTES)
-PLACE = _type_of(PLACE_FIELDS, PLACE_BYTES)
+LIFE = _type_of(native.LIFE_FIELDS, native.LIFE_BYTES)
+PLACE = _type_of(native.PLACE_FIELDS, native.PLACE_BYTES)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -173,20 +165,20 @@ def _in_step(lives: NDArray[np.void], step: int) -> tuple[NDArray[np.bool_], Num
     steps = lives["step"]
     which = np.where(steps[:, 0] == step, 0, 1)
     rows = np.arange(len(lives))
-    made = (steps[rows, which] == step) & (steps[rows, which] != NO_STEP)
+    made = (steps[rows, which] == step) & (steps[rows, which] != native.NO_STEP)
     taken = lives["taken_at"][rows, which].astype(np.int64)
     freed = lives["freed_at"][rows, which].astype(np.int64)
     return made, taken, freed
 
 
-def _in_both(lives: NDArray[np.void], times: StepMarks) -> NDArray[np.bool_]:
+def _in_both(lives: NDArray[np.void], times: native.StepMarks) -> NDArray[np.bool_]:
     """Return which requests the last step and the step before it made."""
     steps = lives["step"]
     both = (steps[:, 0] == times.step - 1) & (steps[:, 1] == times.step - 2)
     return np.asarray(both, np.bool_)
 
 
-def repeated_share(buffer: bytes, times: StepMarks) -> float:
+def repeated_share(buffer: bytes, times: native.StepMarks) -> float:
     """Return the share of the last step's requested bytes that the step before served alike.
 
     Its blocks lived as long then; those that live on do so in both steps.
@@ -204,7 +196,7 @@ def repeated_share(buffer: bytes, times: StepMarks) -> float:
     return int(nbytes[both & (same | lives_on)].sum()) / total if total else 0.0
 
 
-def read_step(buffer: bytes, times: StepMarks, *, longest: bool = False) -> StepLives:
+def read_step(buffer: bytes, times: native.StepMarks, *, longest: bool = False) -> StepLives:
     """Return the blocks of the step before the last: each was freed since, or lasts.
 
     Only blocks of the stream with the most bytes: blocks of others are free only after a wait.

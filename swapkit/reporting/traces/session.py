@@ -10,23 +10,15 @@ from swapkit.ir.plans import Action
 from swapkit.ir.pool_histories import PoolEvent, PoolEventKind, PoolHistory
 from swapkit.ir.runs import StepRecord
 from swapkit.ir.traces import Operator, Phase
+from swapkit.reporting import steps
 from swapkit.reporting.plans import name_site
-from swapkit.reporting.steps import (
-    COPY_IN,
-    COPY_OUT,
-    RECOMPUTE,
-    WAITING,
-    SimulatedStep,
-    Work,
-    list_works,
-)
 from swapkit.reporting.traces.tracks import Slice, Tracks, Values
 from swapkit.simulation.occupancy import Layer, measure_occupancy
 from swapkit.simulation.schedules import EventLife, find_event_lives
 
 PLANNED, MEASURED = 1, 2  # processes
 _COMPUTE, _RECOMPUTE = 1, 2
-_COPY_ROWS = {COPY_OUT: 100, COPY_IN: 200}  # the first row of each, if copies overlap
+_COPY_ROWS = {steps.COPY_OUT: 100, steps.COPY_IN: 200}  # the first row of each, if copies overlap
 _STEPS, _EVENTS = 1, 2
 _COPY_KINDS = {PoolEventKind.COPY_OUT: 100, PoolEventKind.COPY_IN: 200}  # the first row of each
 _MARKS = (PoolEventKind.RESCUE, PoolEventKind.OUT_OF_MEMORY)
@@ -36,7 +28,7 @@ _NS_PER_S = 1e9
 class PlannedStep:
     """A step for a viewer: its operators, copies, recomputations, and memory."""
 
-    def __init__(self, step: SimulatedStep, begin_ns: int) -> None:
+    def __init__(self, step: steps.SimulatedStep, begin_ns: int) -> None:
         """Begin at a place of the time axis."""
         name = "recorded step (without a plan)" if step.why_not_planned else "planned step"
         self.tracks = Tracks(PLANNED, name if step.why_not_planned else f"{name} (simulated)")
@@ -49,7 +41,7 @@ class PlannedStep:
     def track(self, budget_bytes: int) -> Tracks:
         """Return the tracks of everything; `budget_bytes`: the limit, or 0."""
         self.tracks.name_row(_COMPUTE, "compute")
-        works = list(list_works(self.step))
+        works = list(steps.list_works(self.step))
         self._add_modules()
         self._add_computing(works)
         if self.step.schedule.recomputations:
@@ -83,18 +75,18 @@ class PlannedStep:
             category = "module" if open_slices else "phase"
             self.tracks.add_slice(_COMPUTE, Slice(name, begin, end, category))
 
-    def _add_computing(self, works: list[Work]) -> None:
+    def _add_computing(self, works: list[steps.Work]) -> None:
         """Add operators, waits and recomputations."""
         for work in works:
             begin, end = self.at(work.start), self.at(work.end)
-            if work.kind == WAITING:
+            if work.kind == steps.WAITING:
                 module = self.step.trace.storages[work.storage].module or None
                 values: Values = {"storage": work.storage, "module": module}
-                self.tracks.add_slice(_COMPUTE, Slice(WAITING, begin, end, "stall", values))
-            elif work.kind == RECOMPUTE:
+                self.tracks.add_slice(_COMPUTE, Slice(steps.WAITING, begin, end, "stall", values))
+            elif work.kind == steps.RECOMPUTE:
                 name = f"recompute {self._name(work.storage)}"
                 values = {**self._storage_values(work.storage), "before_operator": work.operator}
-                self.tracks.add_slice(_RECOMPUTE, Slice(name, begin, end, RECOMPUTE, values))
+                self.tracks.add_slice(_RECOMPUTE, Slice(name, begin, end, steps.RECOMPUTE, values))
             elif work.kind not in _COPY_ROWS:
                 self.starts[work.operator] = begin
                 name, values = self._describe_operator(work.operator)
@@ -112,7 +104,7 @@ class PlannedStep:
             "workspace_bytes": operator.workspace_bytes or None,
         }
 
-    def _add_copies(self, works: list[Work]) -> None:
+    def _add_copies(self, works: list[steps.Work]) -> None:
         """Add the copies, and arrows from what saves a storage over both to what needs it."""
         points: dict[int, list[tuple[int, int]]] = {}  # of each storage: row and begin
         for kind, first in _COPY_ROWS.items():
@@ -136,7 +128,7 @@ class PlannedStep:
             use = min(trace.events[life.first_use].operator, len(trace.operators) - 1)
         return [[(_COMPUTE, self.starts[each])] if each >= 0 else [] for each in (save, use)]
 
-    def _copy_slice(self, work: Work) -> Slice:
+    def _copy_slice(self, work: steps.Work) -> Slice:
         nbytes = self.step.trace.storages[work.storage].nbytes
         seconds = work.end - work.start
         values = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -74,7 +74,7 @@ def _check_interference(
             work += end - start
         else:
             work += trace.operators[number].seconds + demand.rerun_seconds(trace, number)
-            disturbed += _overlap(start, end, copies)
+            disturbed += overlap(start, end, copies)[0]
         is_last = number + 1 == len(schedule.starts)
         if not is_last and schedule.starts[number + 1] - end <= tolerance:
             continue
@@ -115,14 +115,18 @@ def _join(spans: list[Span]) -> list[Span]:
     return joined
 
 
-def _overlap(start: float, end: float, spans: Sequence[Span]) -> float:
-    """Return the total time of ordered, disjoint spans inside `start` to `end`."""
-    total = 0.0
-    for other_start, other_end in spans[max(0, bisect_right(spans, (start, math.inf)) - 1) :]:
+def overlap(start: float, end: float, spans: Sequence[Span]) -> tuple[float, int]:
+    """Return the total time of sorted spans inside `start` to `end`, and how many overlap it."""
+    first = max(0, bisect_left(spans, (start, start)) - 1)
+    total, count = 0.0, 0
+    for other_start, other_end in spans[first:]:
         if other_start >= end:
             break
-        total += max(0.0, min(end, other_end) - max(start, other_start))
-    return total
+        shared = min(end, other_end) - max(start, other_start)
+        if shared > 0:
+            total += shared
+            count += 1
+    return total, count
 
 
 # ---- recomputing ---------------------------------------------------------------------------------

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from swapkit.ir.machines import Machine
 from swapkit.ir.plans import Decision, Schedule, Tier, Transfer
 from swapkit.ir.traces import Trace
-from swapkit.simulation.validation.computing import Demand
+from swapkit.simulation.validation.computing import Demand, Span, overlap
 from swapkit.simulation.validation.gaps import Gap
-
-Span = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +130,7 @@ def _check_speed(
     least = latency + (move.nbytes / speed if speed else float("inf"))
     start, end = span
     lost = 1 - machine.duplex / 2
-    shared, count = _overlap(start, end, against)
+    shared, count = overlap(start, end, against)
     # Latencies may pass undisturbed, so that much of the overlap may cost nothing.
     undisturbed = latency + count * other_latency
     took = end - start - lost * max(0.0, shared - undisturbed)
@@ -142,17 +139,3 @@ def _check_speed(
             f"storage {move.transfer.storage}: its copy {way} lasts {took:g} s, but {move.nbytes} "
             f"bytes take {least:g}"
         )
-
-
-def _overlap(start: float, end: float, spans: Sequence[Span]) -> tuple[float, int]:
-    """Return the total time of sorted spans inside `start` to `end`, and how many overlap it."""
-    first = max(0, bisect_left(spans, (start, start)) - 1)
-    total, count = 0.0, 0
-    for other_start, other_end in spans[first:]:
-        if other_start >= end:
-            break
-        shared = min(end, other_end) - max(start, other_start)
-        if shared > 0:
-            total += shared
-            count += 1
-    return total, count

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from swapkit.ir.stages import StagePlace, join_places
-from swapkit.ir.traces import WAIT, Operator, Phase, Trace
+from swapkit.ir.traces import WAIT, Operator, Phase, StagePlace, Trace, join_places
 
 RANKS = (4, 6)
 

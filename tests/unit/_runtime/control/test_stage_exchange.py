@@ -14,7 +14,7 @@ import torch.distributed
 
 from swapkit._runtime.control.board import Board
 from swapkit._runtime.control.stages import MOST_STEPS, StageExchange, StageTimes, find_board
-from swapkit.ir.stages import StagePlace
+from swapkit.ir.traces import StagePlace
 
 distributed: Any = torch.distributed
 STEPS = 8  # until all ranks have heard each other

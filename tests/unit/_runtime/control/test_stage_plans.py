@@ -11,8 +11,7 @@ from swapkit._runtime.control import stages
 from swapkit._runtime.control.board import Board
 from swapkit._runtime.control.stages import MOST_STEPS, StagePlans
 from swapkit.ir.plans import Plan, Prediction
-from swapkit.ir.stages import StagePlace
-from swapkit.ir.traces import WAIT, Operator, Phase, Trace
+from swapkit.ir.traces import WAIT, Operator, Phase, StagePlace, Trace
 from swapkit.planning.selection.cases import RECURRENCES, Outcome
 from swapkit.planning.selection.lean_trials import SETTLING, STEPS
 from swapkit.planning.selection.learner import TIMED_STEPS, Learner

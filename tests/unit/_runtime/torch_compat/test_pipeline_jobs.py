@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 from swapkit._runtime.torch_compat import reported_calls
-from swapkit.ir.stages import StagePlace
+from swapkit.ir.traces import StagePlace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

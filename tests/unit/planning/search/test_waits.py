@@ -12,7 +12,7 @@ from swapkit.errors import InfeasibleBudget
 from swapkit.planning.planner import make_plan
 from swapkit.planning.reasons import Why, explain_decisions
 from swapkit.planning.search.moves import Trials
-from swapkit.planning.search.waits import fill_waits
+from swapkit.planning.search.solving import fill_waits
 from swapkit.simulation.running import KEEP, RECOMPUTE, SWAP
 from swapkit.simulation.timeline import simulate
 from swapkit.simulation.validator import find_violations

@@ -10,8 +10,8 @@ from swapkit.ir.plans import Action, Decision, Plan, Prediction
 from swapkit.ir.traces import HostTime, Trace
 from swapkit.planning.beside import at_once
 from swapkit.planning.selection.cases import Outcome, Stage, Timing, Tried, find_best
-from swapkit.planning.selection.host_time import find_host_time
 from swapkit.planning.selection.learner import Learner
+from swapkit.planning.selection.taking import find_host_time
 from tests.support.learning import SHAPE, Gated, run, warm_up
 
 HOST = HostTime(step_seconds=1.0, swap_seconds=0.1, recompute_seconds=0.02)
