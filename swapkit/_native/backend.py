@@ -9,16 +9,15 @@ from __future__ import annotations
 import contextlib
 import enum
 import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 from swapkit._native.lib import NULL, check, ffi, lib, text_of
 from swapkit.errors import InvalidArgument, SwapkitError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from types import TracebackType
-
     from typing_extensions import Self
 
     from swapkit._native._lib import CData

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from swapkit._native.backend import Handle
 from swapkit._native.lib import NULL, check, ffi, lib
+from swapkit._native.pool import Pool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from swapkit._native._lib import CData
-    from swapkit._native.pool import Pool
 
 
 class AllocatorEntry(Handle):

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from swapkit.errors import NativeBuildError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 FOLDER = Path(__file__).parent
 LIBRARY = FOLDER / "libswapkit.so"

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from swapkit._native.lib import NULL, check, ffi, lib
+from swapkit._native.pool import Pool
 
 if TYPE_CHECKING:
     from swapkit._native._lib import CData
-    from swapkit._native.pool import Pool
 
 # ---- layout --------------------------------------------------------------------------------------
 #

@@ -7,8 +7,10 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from swapkit import errors
@@ -67,9 +69,6 @@ except ImportError as error:
     raise errors.NativeBuildError(explain_missing(Path(__file__).parents[2], error)) from error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import CodeType
-
     from swapkit._native._lib import CData
 
 _Result = TypeVar("_Result")

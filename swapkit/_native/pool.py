@@ -6,19 +6,16 @@ import contextlib
 import enum
 import threading
 import weakref
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from swapkit._native.backend import Handle
-from swapkit._native.lib import NULL, check, ffi, lib
+from swapkit._native.backend import Backend, Handle, Stream
+from swapkit._native.lib import NULL, AllocationWitness, check, ffi, lib
 from swapkit._native.rings import Ring, RingEvent, RingEvents, RingKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from swapkit._native._lib import CData
-    from swapkit._native.backend import Backend, Stream
-    from swapkit._native.lib import AllocationWitness
 
 # ---- pool stats ----------------------------------------------------------------------------------
 #

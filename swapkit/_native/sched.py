@@ -6,19 +6,17 @@ See `swapkit_sched.h` for the states and the rules. Addresses and owners are pla
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from swapkit._native.backend import ANY_NODE, Handle
+from swapkit._native.backend import ANY_NODE, Backend, Handle, Stream
 from swapkit._native.lib import NULL, check, ffi, lib
+from swapkit._native.rings import Ring
 from swapkit.ir.plans import Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
     from swapkit._native._lib import CData
-    from swapkit._native.backend import Backend, Stream
-    from swapkit._native.rings import Ring
 
 
 # Ways to finish a transfer.

@@ -5,13 +5,12 @@ Arrays are objects with a buffer of the right type; this module does not use num
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from swapkit._native.lib import check, ffi, lib
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from swapkit._native._lib import CData
 
 KEEP, SWAP, RECOMPUTE, SWAP_TO_DISK = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,8 +12,6 @@ from swapkit._runtime.process.runtime import get_runtime
 from swapkit.errors import InvalidArgument, SessionError
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from typing_extensions import Self
 
 # ---- custom kernels ------------------------------------------------------------------------------

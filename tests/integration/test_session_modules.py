@@ -11,7 +11,7 @@ from torch import nn
 
 import swapkit
 from swapkit._runtime.model import global_hooks, hook_bypass
-from swapkit._runtime.session.life import NAMED_STEPS
+from swapkit._runtime.model.tracker import NAMED_STEPS
 from tests.support.sessions import (
     TOKENS,
     Block,

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 
-from swapkit._runtime.affinity.places import KINDS, find_place, format_cpus, list_nodes, parse_cpus
+from swapkit._runtime.affinity.places import (
+    KINDS,
+    Place,
+    find_place,
+    format_cpus,
+    list_nodes,
+    parse_cpus,
+)
 from swapkit._runtime.affinity.system import System, Unknown
 from swapkit._runtime.torch_compat.accelerators import ACCELERATORS, CUDA
-from swapkit.config.environment import CONF, COUNT
+from swapkit.config.environment import CONF, COUNT, CpuAffinity
 from swapkit.errors import InvalidArgument
 from swapkit.texts import get_logger
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from swapkit._runtime.affinity.places import Place
-    from swapkit.config.environment import CpuAffinity
 
 # ---- choice --------------------------------------------------------------------------------------
 #

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from swapkit._runtime.affinity.system import CommandMissing, Unknown
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from swapkit._runtime.affinity.system import System
+from swapkit._runtime.affinity.system import CommandMissing, System, Unknown
 
 # ---- cpu lists -----------------------------------------------------------------------------------
 #

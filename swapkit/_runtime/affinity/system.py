@@ -8,14 +8,11 @@ import shutil
 import signal
 import subprocess
 import threading
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from swapkit._runtime.affinity.threads import unbound_cpus
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 COMMAND_SECONDS = 10.0  # npu-smi takes about one second
 KILL_SECONDS = 1.0

@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from swapkit._runtime.torch_compat.isolation import make_fork_lock
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 TASKS = Path("/proc/self/task")
 OWN = "swapkit"  # the name of swapkit's own threads

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
-from swapkit._runtime.allocators.installed_pool import PoolInstallation
+from swapkit._runtime.allocators.installed_pool import Installation, PoolInstallation
 from swapkit._runtime.allocators.lifetimes import process_lifetimes
 from swapkit._runtime.allocators.limits import ProcessLimit
 from swapkit._runtime.allocators.torch_allocator import NativeInstallation, repair_statistics
-from swapkit._runtime.torch_compat.accelerators import CUDA
+from swapkit._runtime.process.runtime import Runtime
+from swapkit._runtime.torch_compat.accelerators import CUDA, Accelerator
 from swapkit._runtime.torch_compat.internals import C
 from swapkit.config.allocator_settings import read_allocator_settings
 from swapkit.errors import InvalidArgument, SessionError, Unsupported
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from swapkit._runtime.allocators.installed_pool import Installation
-    from swapkit._runtime.process.runtime import Runtime
-    from swapkit._runtime.torch_compat.accelerators import Accelerator
 
 NO_LIMIT = ProcessLimit()
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from swapkit._runtime.allocators.accelerator_allocator import AcceleratorAllocator
-from swapkit._runtime.allocators.installed_pool import PoolInstallation
+from swapkit._runtime.allocators.installed_pool import Installation, PoolInstallation
 from swapkit._runtime.allocators.lifetimes import process_lifetimes
 from swapkit._runtime.allocators.limits import ProcessLimit
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit._runtime.saved.device import CPU, TYPES
+from swapkit._runtime.saved.device import CPU, TYPES, DevicePool
 from swapkit._runtime.torch_compat.accelerators import (
     ACCELERATORS,
     CUDA,
@@ -21,10 +21,6 @@ from swapkit._runtime.torch_compat.accelerators import (
 )
 from swapkit.errors import InvalidArgument, SessionError, Unsupported
 from swapkit.units import show
-
-if TYPE_CHECKING:
-    from swapkit._runtime.allocators.installed_pool import Installation
-    from swapkit._runtime.saved.device import DevicePool
 
 OURS, TORCHS = "swapkit", "torch"
 

@@ -11,8 +11,11 @@ import contextlib
 import gc
 import os
 import sys
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, Protocol
+from types import FrameType
+from typing import Generic, Protocol
 
 import torch
 from typing_extensions import TypeVar
@@ -23,26 +26,22 @@ from swapkit._native.pool import BlockState, Pool
 from swapkit._runtime.allocators.memory_holders import advise_here, find_holders
 from swapkit._runtime.allocators.pool_layout import PoolLayout
 from swapkit._runtime.model.ranks import describe_rank, share_of_node
+from swapkit._runtime.model.tracker import ModuleTracker
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.process.undo import raise_first
-from swapkit._runtime.saved.device import CPU
+from swapkit._runtime.saved.device import CPU, Device, DevicePool
 from swapkit._runtime.thread_state import thread_state
 from swapkit._runtime.torch_compat.accelerators import NPU
 from swapkit._runtime.torch_compat.internals import current_node
 from swapkit._runtime.torch_compat.isolation import hide, untraced
-from swapkit.config.allocator_settings import read_allocator_settings, report_settings
+from swapkit.config.allocator_settings import (
+    AllocatorSettings,
+    read_allocator_settings,
+    report_settings,
+)
 from swapkit.errors import OverBudget, SessionError
 from swapkit.reporting.text import AllocationFailure, format_failure, format_hints
 from swapkit.units import format_bytes, format_limit, round_up
-
-if TYPE_CHECKING:
-    import threading
-    from collections.abc import Callable, Iterator
-    from types import FrameType
-
-    from swapkit._runtime.model.tracker import ModuleTracker
-    from swapkit._runtime.saved.device import Device, DevicePool
-    from swapkit.config.allocator_settings import AllocatorSettings
 
 # Folders with code that is not the user's.
 _INTERNAL = (f"{Path(__file__).parents[2]}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}")

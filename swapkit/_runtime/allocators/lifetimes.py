@@ -8,18 +8,15 @@ the optimizers of the process end the steps, and the pool asks autograd for the 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swapkit._native.layout import TAG_OPTIMIZER, LivesMode
 from swapkit._native.pool import RingKind, set_tag
+from swapkit._runtime.allocators.installed_pool import Installation
 from swapkit._runtime.model.step_counter import OPTIMIZER_STEP, StepCounter
-from swapkit._runtime.model.tracker import NO_MODULE
+from swapkit._runtime.model.tracker import NO_MODULE, ModuleTracker
 from swapkit.config.environment import read_environment
 from swapkit.texts import get_logger
-
-if TYPE_CHECKING:
-    from swapkit._runtime.allocators.installed_pool import Installation
-    from swapkit._runtime.model.tracker import ModuleTracker
 
 _log = get_logger(__name__)
 

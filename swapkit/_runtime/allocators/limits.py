@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from swapkit._runtime.allocators.installed_pool import Installation
 from swapkit._runtime.model.ranks import count_node_ranks
 from swapkit._runtime.saved.device import CPU
 from swapkit._runtime.torch_compat.accelerators import ACCELERATORS
@@ -15,11 +17,6 @@ from swapkit.config.environment import read_environment
 from swapkit.errors import InvalidArgument
 from swapkit.texts import get_logger
 from swapkit.units import MIB, format_bytes, parse_bytes, show
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from swapkit._runtime.allocators.installed_pool import Installation
 
 # ---- host memory ---------------------------------------------------------------------------------
 #

@@ -5,15 +5,18 @@ from __future__ import annotations
 import gc
 import sys
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from types import FrameType
+from typing import NamedTuple
 
 import torch
 import torch.utils.checkpoint
 
 from swapkit._native.layout import TAG_OPTIMIZER
 from swapkit._native.pool import BlockState
-from swapkit._runtime.model.tracker import BACKWARD
+from swapkit._runtime.model.tracker import BACKWARD, ModuleTracker
+from swapkit._runtime.saved.device import Device
 from swapkit._runtime.thread_state import thread_state
 from swapkit._runtime.torch_compat.thread_stacks import (
     backward_runs_elsewhere,
@@ -23,13 +26,6 @@ from swapkit._runtime.torch_compat.thread_stacks import (
 from swapkit._runtime.torch_compat.wrappers import tensors_inside
 from swapkit.reporting.text import Holder
 from swapkit.units import format_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from types import FrameType
-
-    from swapkit._runtime.model.tracker import ModuleTracker
-    from swapkit._runtime.saved.device import Device
 
 # ---- memory holders ------------------------------------------------------------------------------
 #

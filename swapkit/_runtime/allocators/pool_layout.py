@@ -14,20 +14,17 @@ import contextlib
 import threading
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from swapkit._native.layout import LayoutStats, Lives, LivesMode, StepMarks
+from swapkit._native.pool import Pool
 from swapkit._runtime.torch_compat.isolation import make_fork_lock
 from swapkit.errors import SwapkitError
 from swapkit.planning.beside import ThreadJob, go_on, is_at_once
+from swapkit.planning.layout.lifetimes import Lifetimes, MemoryLayout
 from swapkit.planning.layout.placing import place
 from swapkit.planning.layout.steps import StepLives, read_step, repeated_share
 from swapkit.texts import get_logger
 from swapkit.units import format_bytes
-
-if TYPE_CHECKING:
-    from swapkit._native.pool import Pool
-    from swapkit.planning.layout.lifetimes import Lifetimes, MemoryLayout
 
 _log = get_logger(__name__)
 

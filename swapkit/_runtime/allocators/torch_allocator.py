@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
-from swapkit._native.pool import STAT_FIELDS, STAT_NAMES, STAT_POOLS, BlockInfo, BlockState
+from swapkit._native.pool import (
+    STAT_FIELDS,
+    STAT_NAMES,
+    STAT_POOLS,
+    BlockInfo,
+    BlockState,
+    Pool,
+    RingKind,
+    SegmentInfo,
+)
 from swapkit._runtime.allocators.installed_pool import Installation
+from swapkit._runtime.saved.device import Device
+from swapkit._runtime.torch_compat.accelerators import Accelerator
 from swapkit._runtime.torch_compat.internals import C, observe_cuda_out_of_memory
 from swapkit.errors import OverBudget
 from swapkit.units import format_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from swapkit._native.pool import Pool, RingKind, SegmentInfo
-    from swapkit._runtime.saved.device import Device
-    from swapkit._runtime.torch_compat.accelerators import Accelerator
 
 # ---- torch allocator -----------------------------------------------------------------------------
 #

@@ -12,6 +12,7 @@ import json
 import threading
 import time
 import weakref
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 from dataclasses import fields
 from functools import cache
@@ -29,8 +30,6 @@ from swapkit.ir.documents import parse_document
 from swapkit.units import MOST_BYTES, show
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from swapkit._runtime.torch_compat.internals import Store
 
 _T = TypeVar("_T")

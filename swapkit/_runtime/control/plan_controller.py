@@ -12,13 +12,14 @@ import functools
 import threading
 import weakref
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
+from swapkit._runtime.allocators.installed_pool import Installation
 from swapkit._runtime.control.plan_following import Following
 from swapkit._runtime.control.plan_maker import PlanMaker
 from swapkit._runtime.control.plan_status import PlanStatus, describe_learner
+from swapkit._runtime.control.session_config import SessionConfig
 from swapkit._runtime.control.steps import (
     FirstEvent,
     ForwardBypass,
@@ -30,26 +31,20 @@ from swapkit._runtime.control.steps import (
     take_trace,
 )
 from swapkit._runtime.execution.plan_compiler import check_fit, find_form, is_heavier, pace, sign
-from swapkit._runtime.execution.plan_executor import NO_REPORT
+from swapkit._runtime.execution.plan_executor import NO_REPORT, PlanExecutor
 from swapkit._runtime.model import global_hooks
 from swapkit._runtime.model.tracker import find_called, find_weakly
 from swapkit._runtime.process.undo import Undo, raise_first
-from swapkit._runtime.saved.hooks import Lending
+from swapkit._runtime.recording.notes import Setting
+from swapkit._runtime.saved.hooks import Hooks, Lending
 from swapkit._runtime.thread_state import thread_state
 from swapkit._runtime.torch_compat.dispatch_modes import can_stay, drop_left
 from swapkit._runtime.torch_compat.internals import tracing_state
+from swapkit.ir.plans import Plan
+from swapkit.ir.traces import Trace
 from swapkit.planning.selection.cases import Instruction, Outcome, Stage, StepMode, Timing
 from swapkit.planning.selection.learner import STRANGE
 from swapkit.texts import get_logger
-
-if TYPE_CHECKING:
-    from swapkit._runtime.allocators.installed_pool import Installation
-    from swapkit._runtime.control.session_config import SessionConfig
-    from swapkit._runtime.execution.plan_executor import PlanExecutor
-    from swapkit._runtime.recording.notes import Setting
-    from swapkit._runtime.saved.hooks import Hooks
-    from swapkit.ir.plans import Plan
-    from swapkit.ir.traces import Trace
 
 _log = get_logger(__name__)
 ANY = ""  # the signature of all steps without a model

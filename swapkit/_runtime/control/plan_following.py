@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+
+import torch
 
 from swapkit._runtime.execution.plan_executor import PlanExecutor
+from swapkit._runtime.saved.swapper import Swapper
+from swapkit.planning.selection.cases import Instruction
 from swapkit.planning.selection.learner import CASES_KEPT
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import torch
-
-    from swapkit._runtime.saved.swapper import Swapper
-    from swapkit.planning.selection.cases import Instruction
 
 
 class Following:

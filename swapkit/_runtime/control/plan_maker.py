@@ -3,37 +3,38 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-from swapkit._runtime.control.rank_agreement import describe_step, describe_weakly, join_ranks
+import torch
+
+from swapkit._runtime.control.rank_agreement import (
+    Ranks,
+    describe_step,
+    describe_weakly,
+    join_ranks,
+)
 from swapkit._runtime.control.resharding import AUTO, Resharding
+from swapkit._runtime.control.session_config import SessionConfig
 from swapkit._runtime.control.stages import StagePlans
 from swapkit._runtime.machine.measured_machine import measure_machine
 from swapkit._runtime.model.ranks import count_ranks, name_ranks
 from swapkit._runtime.model.sharded_modules import find_sharded
+from swapkit._runtime.saved.device import Device
 from swapkit.errors import InfeasibleBudget, OverBudget
+from swapkit.ir.machines import Machine
+from swapkit.ir.plans import Plan
+from swapkit.ir.traces import Trace
 from swapkit.planning.beside import ThreadJob, is_at_once
 from swapkit.planning.gathers import find_gathered
 from swapkit.planning.lean_plans import make_lean_plans
 from swapkit.planning.placed import make_placed_plans
 from swapkit.planning.planner import PlanTarget, find_floor
+from swapkit.planning.selection.asking import MakePlans, MakePlansBeside
 from swapkit.planning.selection.learner import Learner
 from swapkit.texts import get_logger
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    import torch
-
-    from swapkit._runtime.control.rank_agreement import Ranks
-    from swapkit._runtime.control.session_config import SessionConfig
-    from swapkit._runtime.saved.device import Device
-    from swapkit.ir.machines import Machine
-    from swapkit.ir.plans import Plan
-    from swapkit.ir.traces import Trace
-    from swapkit.planning.selection.asking import MakePlans, MakePlansBeside
 
 _log = get_logger(__name__)
 # Plans leave this many granules free, if possible. A plan's layout and the memory beside it are

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swapkit._runtime.execution.plan_compiler import pace
-from swapkit.ir.plans import Action
-from swapkit.ir.traces import BEFORE
+from swapkit.ir.machines import Machine
+from swapkit.ir.plans import Action, Plan
+from swapkit.ir.traces import BEFORE, Trace
 from swapkit.planning.selection.cases import (
     FOLLOWING_FIRST,
     NO_PLAN,
@@ -17,15 +18,10 @@ from swapkit.planning.selection.cases import (
     Case,
     Stage,
 )
+from swapkit.planning.selection.learner import Learner
 from swapkit.reporting.machines import format_seconds
 from swapkit.texts import get_logger
 from swapkit.units import format_bytes
-
-if TYPE_CHECKING:
-    from swapkit.ir.machines import Machine
-    from swapkit.ir.plans import Plan
-    from swapkit.ir.traces import Trace
-    from swapkit.planning.selection.learner import Learner
 
 _log = get_logger(__name__)
 

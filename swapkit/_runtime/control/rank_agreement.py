@@ -15,26 +15,19 @@ from __future__ import annotations
 import hashlib
 import threading
 import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+import torch
 from torch.nn.parameter import is_lazy
 
-from swapkit._runtime.control.board import once_per_group
-from swapkit._runtime.control.rank_switch import RankSwitch
+from swapkit._runtime.control.board import Board, once_per_group
+from swapkit._runtime.control.rank_switch import RankSwitch, WeightSetting
 from swapkit._runtime.model.tracker import find_weakly
 from swapkit.errors import InfeasibleBudget
+from swapkit.ir.traces import Trace
 from swapkit.texts import get_logger
 from swapkit.units import format_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    import torch
-
-    from swapkit._runtime.control.board import Board
-    from swapkit._runtime.control.rank_switch import WeightSetting
-    from swapkit.ir.traces import Trace
 
 # ---- rank likeness -------------------------------------------------------------------------------
 #

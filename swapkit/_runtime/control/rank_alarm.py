@@ -16,21 +16,18 @@ import threading
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed
 
 from swapkit._native.lib import defer_interruption, forget_interruption
-from swapkit._runtime.control.board import once_per_group, start
+from swapkit._runtime.allocators.installed_pool import Installation
+from swapkit._runtime.control.board import Board, once_per_group, start
 from swapkit._runtime.torch_compat.process_groups import end_collectives
 from swapkit.errors import InvalidDocument, RankOutOfMemory, SwapkitError
 from swapkit.texts import get_logger
 from swapkit.units import format_bytes
-
-if TYPE_CHECKING:
-    from swapkit._runtime.allocators.installed_pool import Installation
-    from swapkit._runtime.control.board import Board
 
 _log = get_logger(__name__)
 ONE, ALL = "rank", "all"  # the values of `on_oom`

@@ -22,17 +22,13 @@ wrong guess would let all ranks wait in unlike collectives.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
+from swapkit._runtime.control.board import Board
 from swapkit.errors import SessionError
 from swapkit.texts import get_logger
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from swapkit._runtime.control.board import Board
 
 _log = get_logger(__name__)
 LEADS = (4, 8, 16)  # steps between a proposal and its position, in each attempt

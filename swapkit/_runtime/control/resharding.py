@@ -13,26 +13,21 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed
 
-from swapkit._runtime.control.rank_switch import WeightSetting
+from swapkit._runtime.control.rank_agreement import Ranks
+from swapkit._runtime.control.rank_switch import Proposal, RankSwitch, WeightSetting
 from swapkit._runtime.model import global_hooks
 from swapkit._runtime.model.sharded_modules import find_sharded
 from swapkit._runtime.torch_compat.internals import count_collectives
+from swapkit.ir.machines import Machine
+from swapkit.ir.traces import Trace
 from swapkit.planning.beside import ThreadJob, is_at_once
-from swapkit.planning.resharding import WORTH, choose_kept
+from swapkit.planning.resharding import WORTH, KeptWeights, choose_kept
 from swapkit.reporting.machines import format_seconds
 from swapkit.texts import get_logger
-
-if TYPE_CHECKING:
-    from swapkit._runtime.control.rank_agreement import Ranks
-    from swapkit._runtime.control.rank_switch import Proposal, RankSwitch
-    from swapkit.ir.machines import Machine
-    from swapkit.ir.traces import Trace
-    from swapkit.planning.resharding import KeptWeights
 
 _log = get_logger(__name__)
 USER, AUTO = "user", "auto"  # who chooses

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+import torch
 
-    import torch
-
-    from swapkit._runtime.saved.device import Limits
-    from swapkit.config.environment import CpuAffinity
-    from swapkit.ir.plans import Plan
-    from swapkit.ir.traces import Trace
-    from swapkit.planning.planner import Policy
+from swapkit._runtime.saved.device import Limits
+from swapkit.config.environment import CpuAffinity
+from swapkit.ir.plans import Plan
+from swapkit.ir.traces import Trace
+from swapkit.planning.planner import Policy
 
 RESCUE = "rescue"  # the policy without a plan
 # A host limit of this many budgets suffices for the copies of any step.

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from swapkit._runtime.control.board import begin, once_per_group
+from swapkit._runtime.control.board import Board, begin, once_per_group
 from swapkit.errors import InvalidDocument
+from swapkit.ir.plans import Plan
+from swapkit.ir.traces import StagePlace
+from swapkit.planning.selection.asking import MakePlans
+from swapkit.planning.selection.cases import Case
 from swapkit.planning.selection.lean_trials import is_near, used_bytes
+from swapkit.planning.selection.learner import Learner
 from swapkit.reporting.machines import format_seconds
 from swapkit.texts import get_logger
 from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from concurrent.futures import Future
-
-    from swapkit._runtime.control.board import Board
-    from swapkit.ir.plans import Plan
-    from swapkit.ir.traces import StagePlace
-    from swapkit.planning.selection.asking import MakePlans
-    from swapkit.planning.selection.cases import Case
-    from swapkit.planning.selection.learner import Learner
 
 # ---- stage exchange ------------------------------------------------------------------------------
 #

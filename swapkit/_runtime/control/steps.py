@@ -6,35 +6,30 @@ import statistics
 import threading
 import time
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
+from swapkit._runtime.allocators.installed_pool import Installation
 from swapkit._runtime.execution.plan_compiler import is_heavier
+from swapkit._runtime.execution.plan_executor import PlanExecutor, StepReport
 from swapkit._runtime.model import global_hooks
+from swapkit._runtime.model.hook_bypass import Bypass
 from swapkit._runtime.model.ranks import count_ranks
+from swapkit._runtime.model.tracker import ModuleTracker
 from swapkit._runtime.recording.notes import Setting
 from swapkit._runtime.recording.recorder import Recorder
 from swapkit._runtime.recording.tables.clocks import StreamTimer
 from swapkit._runtime.recording.trace_builder import count_growth, has_leftovers
+from swapkit._runtime.shim.types import Packer
 from swapkit._runtime.torch_compat.internals import NO_TASK, graph_task
 from swapkit._runtime.torch_compat.isolation import untraced
 from swapkit._runtime.torch_compat.stream_delays import LongCalls
-from swapkit.ir.traces import EventKind
-from swapkit.planning.selection.cases import Timing
+from swapkit.ir.traces import EventKind, Trace
+from swapkit.planning.selection.cases import Case, Timing
 from swapkit.planning.smoothing import find_doubt, smooth_times
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from swapkit._runtime.allocators.installed_pool import Installation
-    from swapkit._runtime.execution.plan_executor import PlanExecutor, StepReport
-    from swapkit._runtime.model.hook_bypass import Bypass
-    from swapkit._runtime.model.tracker import ModuleTracker
-    from swapkit._runtime.shim.types import Packer
-    from swapkit.ir.traces import Trace
-    from swapkit.planning.selection.cases import Case
 
 # ---- step times ----------------------------------------------------------------------------------
 #

@@ -5,31 +5,24 @@ from __future__ import annotations
 import hashlib
 from array import array
 from bisect import bisect_right
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 import torch
 
+from swapkit._runtime.model.tracker import ModuleTracker
 from swapkit._runtime.process.captures import Capture
 from swapkit._runtime.shim.types import COPY_TIERS
 from swapkit._runtime.torch_compat.internals import pytree, submodules_of
 from swapkit._runtime.torch_compat.isolation import unseen
 from swapkit.errors import PlanMismatch
-from swapkit.ir.plans import Action, Tier
-from swapkit.ir.traces import BEFORE, EventKind, Phase
+from swapkit.ir.plans import Action, Decision, Plan, Tier
+from swapkit.ir.traces import BEFORE, EventKind, Phase, Trace
 from swapkit.planning.selection.asking import SWITCHED
-from swapkit.simulation.schedules import NEVER, EventMoves, find_event_lives, find_moves
+from swapkit.simulation.schedules import NEVER, EventLife, EventMoves, find_event_lives, find_moves
 from swapkit.texts import encodable
 from swapkit.units import format_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
-
-    from swapkit._runtime.model.tracker import ModuleTracker
-    from swapkit.ir.plans import Decision, Plan
-    from swapkit.ir.traces import Trace
-    from swapkit.simulation.schedules import EventLife
 
 # ---- plan compiler -------------------------------------------------------------------------------
 #

@@ -6,8 +6,8 @@ done once per step, and when a step deviates from the plan.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,21 +20,15 @@ from swapkit._runtime.execution.planned_recomputation import (
 )
 from swapkit._runtime.model import global_hooks, hook_bypass
 from swapkit._runtime.model.tracker import find_weakly
-from swapkit._runtime.process.captures import capture_table
+from swapkit._runtime.process.captures import Capture, capture_table
 from swapkit._runtime.saved.device import Curve
+from swapkit._runtime.saved.swapper import Swapper
+from swapkit._runtime.shim.types import Follower
 from swapkit._runtime.torch_compat.isolation import untraced
 from swapkit.errors import SessionError
-from swapkit.ir.traces import EventKind
+from swapkit.ir.plans import Plan
+from swapkit.ir.traces import EventKind, Storage, Trace
 from swapkit.units import format_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from swapkit._runtime.process.captures import Capture
-    from swapkit._runtime.saved.swapper import Swapper
-    from swapkit._runtime.shim.types import Follower
-    from swapkit.ir.plans import Plan
-    from swapkit.ir.traces import Storage, Trace
 
 _NOTHING = -1
 

@@ -7,30 +7,23 @@ import re
 import weakref
 from bisect import bisect_right
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping
 
-from swapkit._runtime.process.captures import find_operator
+import torch
+
+from swapkit._runtime.process.captures import Capture, find_operator
+from swapkit._runtime.saved.swapper import Swapper
+from swapkit._runtime.shim.types import Follower
 from swapkit._runtime.thread_state import thread_state, tries_memory
 from swapkit._runtime.torch_compat.internals import NO_TASK, graph_task
 from swapkit._runtime.torch_compat.isolation import hidden, untraced
 from swapkit._runtime.torch_compat.reported_calls import waits
 from swapkit._runtime.user_choices.part import changes
 from swapkit._runtime.user_choices.wrapping import part_of
-from swapkit.ir.plans import Action
-from swapkit.ir.traces import WAIT
+from swapkit.ir.plans import Action, Plan
+from swapkit.ir.traces import WAIT, Trace
 from swapkit.registry import Choice, Recompute, Source
 from swapkit.texts import get_logger
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    import torch
-
-    from swapkit._runtime.process.captures import Capture
-    from swapkit._runtime.saved.swapper import Swapper
-    from swapkit._runtime.shim.types import Follower
-    from swapkit.ir.plans import Plan
-    from swapkit.ir.traces import Trace
 
 # ---- planned recomputation -----------------------------------------------------------------------
 #

@@ -9,30 +9,27 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from swapkit._native.sched import Scheduler
 from swapkit._runtime.machine.copy_bursts import (
     COPIES,
     LEAST_BYTES,
     PAGE_BYTES,
+    Bench,
+    Burst,
     BurstIn,
     BurstOut,
     Lanes,
+    Sample,
     make_bench,
 )
-from swapkit._runtime.saved.device import Limits
+from swapkit._runtime.saved.device import Device, Limits
 from swapkit.errors import DiskError
 from swapkit.ir.plans import Tier
 from swapkit.units import format_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from swapkit._runtime.machine.copy_bursts import Bench, Burst, Sample
-    from swapkit._runtime.saved.device import Device
 
 MOST_BYTES = 16 << 20  # per copy
 # Small copies show the fixed cost of a copy; the CPU runs still smaller ones synchronously.

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from swapkit._native.pool import tentative
-from swapkit._native.sched import CLEAN, Group
+from swapkit._native.sched import CLEAN, Group, Scheduler
 from swapkit._runtime.optimizer.state_slots import start_copy
-from swapkit._runtime.saved.device import CPU
+from swapkit._runtime.saved.device import CPU, Device
 from swapkit._runtime.torch_compat.stream_delays import DELAY_SECONDS, Delays
 from swapkit.errors import OverBudget
 from swapkit.ir.plans import Tier
 from swapkit.units import format_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from swapkit._native.sched import Scheduler
-    from swapkit._runtime.saved.device import Device
 
 # ---- copy bursts ---------------------------------------------------------------------------------
 #

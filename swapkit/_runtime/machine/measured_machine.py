@@ -14,12 +14,11 @@ import platform
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from swapkit._runtime.machine.bandwidth import measure_disk, measure_speeds
-from swapkit._runtime.saved.device import CPU
+from swapkit._runtime.saved.device import CPU, Device, Limits
 from swapkit._runtime.shim.build import (
     FILE_MODE,
     alone,
@@ -35,9 +34,6 @@ from swapkit.ir.codec import read_machine, write_machine
 from swapkit.ir.machines import Machine
 from swapkit.reporting.machines import summarize_machine
 from swapkit.texts import get_logger
-
-if TYPE_CHECKING:
-    from swapkit._runtime.saved.device import Device, Limits
 
 _log = get_logger(__name__)
 

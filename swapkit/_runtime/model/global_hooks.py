@@ -7,9 +7,10 @@ import threading
 import warnings
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from itertools import pairwise
-from types import CodeType
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from types import CodeType, FrameType, ModuleType
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch.optim.optimizer import (
@@ -29,10 +30,6 @@ from swapkit._runtime.torch_compat.internals import (
     optimizer_hooks,
 )
 from swapkit._runtime.torch_compat.isolation import make_fork_lock, uncompiled, untraced
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from types import FrameType, ModuleType
 
 # ---- listeners -----------------------------------------------------------------------------------
 #

@@ -17,7 +17,9 @@ the same tables. After anything was compiled, no thread bypasses.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Protocol, TypeAlias
 
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -31,10 +33,6 @@ from swapkit._runtime.torch_compat.internals import (
     module_hooks,
 )
 from swapkit._runtime.torch_compat.isolation import has_compiled
-
-if TYPE_CHECKING:
-    from collections import OrderedDict
-    from collections.abc import Callable
 
 # Torch tests this table only if the other one was false.
 _LAST = max(MODULE_HOOK_TABLES, key=MODULE_CALL.co_names.index)

@@ -8,7 +8,8 @@ outermost ones, for which FSDP2 itself decides. So are modules that another sess
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterator
+from typing import Any
 
 import torch
 import torch.distributed
@@ -20,9 +21,6 @@ from swapkit._runtime.torch_compat.internals import (
     graph_task,
     is_fsdp_idle,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
 
 _taken: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # by sessions
 

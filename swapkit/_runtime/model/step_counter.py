@@ -25,7 +25,9 @@ import sys
 import threading
 import warnings
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+
+import torch
 
 from swapkit._runtime.model import global_hooks
 from swapkit._runtime.model.global_hooks import running_steps
@@ -37,11 +39,6 @@ from swapkit._runtime.torch_compat.internals import (
     graph_task,
     nodes_made,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    import torch
 
 OPTIMIZER_STEP = "an optimizer's step"  # the label of its allocations
 MOST_AHEAD = 16

@@ -8,7 +8,8 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import torch
 
@@ -26,9 +27,6 @@ from swapkit._runtime.torch_compat.wrappers import is_plain, tensors_inside
 from swapkit.errors import InvalidArgument
 from swapkit.texts import encodable
 from swapkit.units import show
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 # ---- weak models ---------------------------------------------------------------------------------
 #
@@ -544,3 +542,38 @@ class ModuleTracker:
                 tag = self._tag_of_name[name] = len(self._names)
                 self._names.append(name)
             return tag
+
+
+NAMED_STEPS = 2  # whose inner modules are named although there is room
+
+
+class NamesIfShort:
+    """A user of the tracker: inner modules are named in the first steps, and once memory is short.
+
+    Their calls are the largest cost of a session without a plan that frees nothing; one with a plan
+    bypasses them by itself (`control/steps.py`). Addresses are planned by names, so these change at
+    most twice. `end_step` runs on the thread that ends the steps.
+    """
+
+    def __init__(self, tracker: ModuleTracker) -> None:
+        """Do nothing before `start`."""
+        self._tracker = tracker
+        self._left = NAMED_STEPS  # until no inner module is named; 0: that is decided
+
+    def start(self) -> None:
+        """Have inner modules named."""
+        self._tracker.start(self, Need.NAMES)
+
+    def stop(self) -> None:
+        """Undo `start`."""
+        self._tracker.stop(self)
+
+    def end_step(self, *, is_short: bool) -> None:
+        """Handle the end of a step. `is_short`: it needed rescues."""
+        if is_short:
+            self._left = 0
+            self.start()
+        elif self._left > 0:
+            self._left -= 1
+            if self._left == 0:
+                self._tracker.start(self, Need.LABELS)

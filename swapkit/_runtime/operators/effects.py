@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
+from swapkit._runtime.operators.names import Operator
 from swapkit._runtime.torch_compat.internals import (
     HigherOrderOperator,
     pytree,
@@ -29,11 +31,6 @@ from swapkit._runtime.torch_compat.internals import (
 )
 from swapkit._runtime.torch_compat.wrappers import is_plain
 from swapkit.ir.traces import COMMUNICATION
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from swapkit._runtime.operators.names import Operator
 
 # All ranks must run the same operators of `COMMUNICATION` in the same order.
 FUNCTIONAL = "_c10d_functional"

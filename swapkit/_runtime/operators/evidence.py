@@ -9,12 +9,14 @@ alive.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 
-from swapkit._runtime.operators.checksums import Checksums
+from swapkit._runtime.operators.checksums import Checksums, ChecksumSlot
 from swapkit._runtime.operators.effects import effects_of
+from swapkit._runtime.operators.names import Operator
 from swapkit._runtime.torch_compat.dispatch_modes import OwnMode
 from swapkit._runtime.torch_compat.internals import (
     base_of,
@@ -26,12 +28,6 @@ from swapkit._runtime.torch_compat.internals import (
 )
 from swapkit._runtime.torch_compat.isolation import hidden, unseen, untraced
 from swapkit._runtime.torch_compat.wrappers import has_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from swapkit._runtime.operators.checksums import ChecksumSlot
-    from swapkit._runtime.operators.names import Operator
 
 _TORCH = "aten"  # its writes are seen when they happen (`process/captures.py`)
 

@@ -8,8 +8,9 @@ import functools
 import inspect
 import re
 import textwrap
+from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -23,9 +24,6 @@ from swapkit._runtime.torch_compat.internals import (
     schema_of,
 )
 from swapkit.errors import InvalidArgument
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 # ---- names ---------------------------------------------------------------------------------------
 #

@@ -7,12 +7,13 @@ import functools
 import random
 import struct
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from swapkit._runtime.operators.names import is_random
+from swapkit._runtime.operators.names import Operator, is_random
 from swapkit._runtime.torch_compat.internals import (
     C,
     DispatchKey,
@@ -20,11 +21,6 @@ from swapkit._runtime.torch_compat.internals import (
     set_deterministic,
     set_key_excluded,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from swapkit._runtime.operators.names import Operator
 
 # ---- settings ------------------------------------------------------------------------------------
 #

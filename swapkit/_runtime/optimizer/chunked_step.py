@@ -5,28 +5,30 @@ from __future__ import annotations
 import inspect
 import sys
 import weakref
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import CodeType
+from typing import Any, TypeVar
 
 import torch
 
 from swapkit._native.lib import raise_interruption
 from swapkit._runtime.model.global_hooks import running_steps
-from swapkit._runtime.optimizer.state_mover import StateMover, StatePlaces, find_places, find_states
-from swapkit._runtime.optimizer.state_slots import find_slots, is_sharded, local_part
+from swapkit._runtime.optimizer.state_mover import (
+    Arrival,
+    Executor,
+    StateMover,
+    StatePlaces,
+    find_places,
+    find_states,
+)
+from swapkit._runtime.optimizer.state_slots import Slot, find_slots, is_sharded, local_part
 from swapkit._runtime.saved.device import CPU
 from swapkit._runtime.thread_state import tries_memory
 from swapkit._runtime.torch_compat.internals import step_pre_hooks_of
 from swapkit._runtime.torch_compat.isolation import unseen
 from swapkit.errors import SessionError
 from swapkit.texts import get_logger
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from types import CodeType
-
-    from swapkit._runtime.optimizer.state_mover import Arrival, Executor
-    from swapkit._runtime.optimizer.state_slots import Slot
 
 # ---- chunks --------------------------------------------------------------------------------------
 #

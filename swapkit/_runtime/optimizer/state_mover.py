@@ -6,14 +6,15 @@ import ctypes
 import time
 import weakref
 from collections import defaultdict, deque
+from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from swapkit._runtime.model.ranks import count_node_ranks
-from swapkit._runtime.optimizer.state_slots import find_slots
+from swapkit._runtime.optimizer.state_slots import HostBuffer, Slot, find_slots
 from swapkit._runtime.torch_compat.internals import (
     is_cow,
     is_zero_tensor,
@@ -25,11 +26,6 @@ from swapkit.errors import OutOfHostMemory
 from swapkit.reporting.text import format_per_rank
 from swapkit.texts import get_logger
 from swapkit.units import format_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, MutableMapping
-
-    from swapkit._runtime.optimizer.state_slots import HostBuffer, Slot
 
 # ---- state mover ---------------------------------------------------------------------------------
 #

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 
-from swapkit._native.sched import CLEAN, COPYING_IN, COPYING_OUT, OUT, RESIDENT, Group
+from swapkit._native.sched import CLEAN, COPYING_IN, COPYING_OUT, OUT, RESIDENT, Group, Scheduler
+from swapkit._runtime.saved.device import Device
+from swapkit._runtime.shim.library import Shim
 from swapkit._runtime.torch_compat.internals import get_shard, set_shard, storage_address
 from swapkit.ir.plans import Tier
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from swapkit._native.sched import Scheduler
-    from swapkit._runtime.saved.device import Device
-    from swapkit._runtime.shim.library import Shim
 
 # ---- state slots ---------------------------------------------------------------------------------
 #

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeGuard
+from collections.abc import Iterator
+from typing import TypeGuard
 
 import torch
 
 from swapkit.errors import InvalidArgument
 from swapkit.units import show
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # Attributes with the wrapped optimizer: accelerate, Lightning, DeepSpeed, apex, fairscale, and
 # torch's ZeroRedundancyOptimizer.

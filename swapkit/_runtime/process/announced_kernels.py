@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import atexit
 import weakref
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 from swapkit._native.pool import RingKind
-from swapkit._runtime.shim.library import Naming
+from swapkit._runtime.model.tracker import ModuleTracker, RunningOperator
+from swapkit._runtime.saved.device import Device
+from swapkit._runtime.saved.swapper import Swapper
+from swapkit._runtime.shim.library import Naming, Shim
 from swapkit._runtime.torch_compat.isolation import untraced
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from swapkit._runtime.model.tracker import ModuleTracker, RunningOperator
-    from swapkit._runtime.saved.device import Device
-    from swapkit._runtime.saved.swapper import Swapper
-    from swapkit._runtime.shim.library import Shim
 
 
 class KernelNames(Protocol):

@@ -11,7 +11,8 @@ import contextlib
 import functools
 import re
 from array import array
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import torch
 
@@ -20,18 +21,13 @@ from swapkit._runtime.operators.names import matches, names_known
 from swapkit._runtime.operators.settings import may_be_random
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.torch_compat.internals import (
+    OpOverload,
     all_operator_names,
     has_kernel,
     has_kernel_for,
     schema_of,
 )
 from swapkit.errors import PlanMismatch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from swapkit._runtime.torch_compat.internals import OpOverload
-
 
 _MOST_RESULTS = 31  # of one operator; if it has more, all of them are recomputed
 

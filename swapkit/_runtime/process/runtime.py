@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import torch
 
 from swapkit._native.backend import ANY_NODE, NUMA_NODES, Backend, Pages
+from swapkit._native.sched import Scheduler
 from swapkit._runtime.affinity.devices import DevicePlaces
 from swapkit._runtime.process.announced_kernels import AnnouncedKernels
-from swapkit._runtime.saved.device import CPU, TYPES, Device, SharedState
+from swapkit._runtime.saved.device import CPU, TYPES, Device, DevicePool, SharedState
 from swapkit._runtime.saved.eviction import NO_BUDGET, EvictionTerms
 from swapkit._runtime.saved.swapper import Swapper
+from swapkit._runtime.shim.types import Mover
 from swapkit._runtime.thread_state import thread_state
 from swapkit._runtime.torch_compat.accelerators import (
     NPU,
@@ -24,13 +26,6 @@ from swapkit._runtime.torch_compat.accelerators import (
 from swapkit._runtime.torch_compat.wrappers import give_leaves_back
 from swapkit.config.allocator_settings import read_allocator_settings
 from swapkit.config.environment import apply_log_level, read_environment
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from swapkit._native.sched import Scheduler
-    from swapkit._runtime.saved.device import DevicePool
-    from swapkit._runtime.shim.types import Mover
 
 
 class Runtime(SharedState):

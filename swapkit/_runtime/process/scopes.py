@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
 
 import torch
 
 from swapkit._runtime.model.tracker import Need
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit._runtime.saved.hooks import Hooks
+from swapkit._runtime.saved.hooks import Hooks, Pair
+from swapkit._runtime.saved.swapper import Swapper
 from swapkit._runtime.shim.types import Placement
 from swapkit._runtime.thread_state import thread_state
 from swapkit._runtime.torch_compat.internals import hooks_disabled_message, top_hooks
 from swapkit._runtime.torch_compat.isolation import untraced
 from swapkit.errors import InvalidArgument, SessionError
 from swapkit.ir.plans import Action, Tier
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import TracebackType
-
-    from swapkit._runtime.saved.hooks import Pair
-    from swapkit._runtime.saved.swapper import Swapper
 
 # ---- scopes --------------------------------------------------------------------------------------
 #

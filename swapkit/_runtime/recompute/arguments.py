@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -14,9 +15,6 @@ import torch.distributed as dist
 from swapkit._runtime.torch_compat.internals import pytree
 from swapkit._runtime.torch_compat.isolation import hidden
 from swapkit._runtime.torch_compat.wrappers import gathers_gradients
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 # ---- arguments -----------------------------------------------------------------------------------
 #

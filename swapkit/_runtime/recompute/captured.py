@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -22,18 +23,13 @@ from swapkit._runtime.recompute.region_findings import (
 )
 from swapkit._runtime.recompute.surroundings import Surroundings
 from swapkit._runtime.recompute.watchers.watcher import check_operators
-from swapkit._runtime.saved.hooks import Hooks, around_region
+from swapkit._runtime.saved.hooks import Around, Hooks, around_region
 from swapkit._runtime.torch_compat.dispatch_modes import has_foreign_mode
 from swapkit._runtime.torch_compat.internals import graph_task, top_hooks
 from swapkit._runtime.torch_compat.isolation import hidden, untraced, untraced_itself
 from swapkit.ir.plans import Action
+from swapkit.registry import Recompute
 from swapkit.units import format_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from swapkit._runtime.saved.hooks import Around
-    from swapkit.registry import Recompute
 
 # ---- fills ---------------------------------------------------------------------------------------
 #

@@ -9,8 +9,9 @@ import itertools
 import warnings
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable
 from types import BuiltinMethodType, FunctionType, MethodType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -18,9 +19,6 @@ from swapkit._runtime.recompute.arguments import Template
 from swapkit._runtime.torch_compat.internals import submodules_of
 from swapkit._runtime.torch_compat.isolation import unseen, untraced_itself
 from swapkit.texts import printable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable
 
 # ---- kinds ---------------------------------------------------------------------------------------
 #

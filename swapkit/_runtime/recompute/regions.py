@@ -21,14 +21,15 @@ several ranks.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from swapkit._runtime.operators.settings import ThreadSettings
 from swapkit._runtime.process.runtime import get_runtime
-from swapkit._runtime.recompute.arguments import Template, find_caches
+from swapkit._runtime.recompute.arguments import Slices, Template, find_caches
 from swapkit._runtime.recompute.captured import Fills, capture
 from swapkit._runtime.recompute.region_findings import owner_of
 from swapkit._runtime.recompute.watchers.watcher import make_watcher
@@ -41,12 +42,7 @@ from swapkit._runtime.torch_compat.internals import (
     mode_of_kind,
 )
 from swapkit._runtime.torch_compat.isolation import uncompiled_itself, untraced, untraced_itself
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from swapkit._runtime.recompute.arguments import Slices
-    from swapkit.registry import Recompute
+from swapkit.registry import Recompute
 
 
 # Not recursive: the function inside may be compiled.

@@ -26,16 +26,14 @@ import threading
 import types
 import weakref
 from _ctypes import _SimpleCData
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 from zlib import crc32
 
 import torch
 
 from swapkit._runtime.torch_compat.internals import NoFunctionModes, version_of
 from swapkit._runtime.torch_compat.isolation import untraced
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 CData = _SimpleCData.__base__  # of all objects of ctypes
 _MOST_OBJECTS = 20_000  # of one part; if there are more, they may have changed

@@ -11,15 +11,13 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from swapkit._runtime.torch_compat.internals import destroy_library
 from swapkit.errors import Unsupported
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 _Operands: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"
 

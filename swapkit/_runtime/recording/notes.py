@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from swapkit._runtime.model.tracker import ModuleTracker
 from swapkit._runtime.recording.tables.blocks import Blocks, Workspaces
-from swapkit._runtime.recording.tables.clocks import HostTimer, ModelTimer, StreamTimer
+from swapkit._runtime.recording.tables.clocks import HostTimer, ModelTimer, StreamTimer, Timer
 from swapkit._runtime.recording.tables.kept_bytes import Bytes, Holds
 from swapkit._runtime.recording.tables.module_calls import Calls
 from swapkit._runtime.recording.tables.storages import Storages
+from swapkit._runtime.saved.device import DevicePool
 from swapkit._runtime.torch_compat.internals import NO_TASK, graph_task
 from swapkit._runtime.torch_compat.wrappers import graph_of
-from swapkit.ir.traces import BEFORE, Kind, Phase
+from swapkit.ir.traces import BEFORE, Kind, Phase, StagePlace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from swapkit._runtime.model.tracker import ModuleTracker
-    from swapkit._runtime.recording.tables.clocks import Timer
     from swapkit._runtime.recording.tables.roofline import Hardware
-    from swapkit._runtime.saved.device import DevicePool
-    from swapkit.ir.traces import StagePlace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from swapkit._runtime.operators.effects import effects_of
+from swapkit._runtime.operators.names import Operator
 from swapkit._runtime.operators.settings import may_be_random
+from swapkit._runtime.recording.notes import Notes
 from swapkit._runtime.recording.tables.blocks import NO_WORKSPACE
 from swapkit._runtime.torch_compat.dispatch_modes import SeeingMode, mode_stack
 from swapkit._runtime.torch_compat.internals import (
@@ -17,12 +20,6 @@ from swapkit._runtime.torch_compat.internals import (
     disabled_dispatch,
 )
 from swapkit._runtime.torch_compat.isolation import untraced
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from swapkit._runtime.operators.names import Operator
-    from swapkit._runtime.recording.notes import Notes
 
 # ---- operator runs -------------------------------------------------------------------------------
 #

@@ -9,15 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import torch
 
 from swapkit._native.pool import Pool
 from swapkit._runtime.operators.evidence import Evidence
+from swapkit._runtime.operators.names import Operator
 from swapkit._runtime.process.undo import Undo, raise_first
 from swapkit._runtime.recording.notes import NotedOperator, Notes, Setting
 from swapkit._runtime.recording.operator_runs import RecordingMode, form_of, run_timed
 from swapkit._runtime.recording.saved_events import Savings
 from swapkit._runtime.recording.tables.blocks import NO_WORKSPACE
+from swapkit._runtime.recording.tables.kept_bytes import Read
 from swapkit._runtime.recording.tables.storages import tensors_in
 from swapkit._runtime.recording.trace_builder import build_trace
 from swapkit._runtime.recording.training_state import Optimizers
@@ -33,16 +38,7 @@ from swapkit._runtime.torch_compat.internals import (
 )
 from swapkit._runtime.torch_compat.isolation import untraced
 from swapkit._runtime.torch_compat.reported_calls import waits
-from swapkit.ir.traces import BEFORE, WAIT
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    import torch
-
-    from swapkit._runtime.operators.names import Operator
-    from swapkit._runtime.recording.tables.kept_bytes import Read
-    from swapkit.ir.traces import StagePlace, Trace
+from swapkit.ir.traces import BEFORE, WAIT, StagePlace, Trace
 
 UPDATE = "swapkit.update_statistics"  # an operator's writes to anything but its results
 # An operator that a region runs again in forward, because an operand is about to change. It needs

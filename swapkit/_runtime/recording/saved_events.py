@@ -8,13 +8,14 @@ hooks, which moves nothing.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from swapkit._runtime.operators.settings import VERSIONS
+from swapkit._runtime.recording.notes import Notes
 from swapkit._runtime.saved.swapper import _is_cast_weight
-from swapkit._runtime.shim.types import modified_error
+from swapkit._runtime.shim.types import Placement, modified_error
 from swapkit._runtime.torch_compat.internals import (
     ExcludeKey,
     FakeTensor,
@@ -34,10 +35,6 @@ from swapkit._runtime.torch_compat.wrappers import (
 )
 from swapkit.ir.plans import Action
 from swapkit.ir.traces import EventKind, Kind
-
-if TYPE_CHECKING:
-    from swapkit._runtime.recording.notes import Notes
-    from swapkit._runtime.shim.types import Placement
 
 
 class SavedEvent(NamedTuple):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING
 
+from swapkit._runtime.recording.notes import NotedOperator, Notes
+from swapkit._runtime.recording.saved_events import SavedEvent
 from swapkit._runtime.recording.tables.blocks import ALIVE
+from swapkit._runtime.recording.tables.storages import StorageLife, Storages
 from swapkit.ir.passes import continue_after_passes
 from swapkit.ir.traces import (
     BEFORE,
@@ -22,13 +25,6 @@ from swapkit.ir.traces import (
     is_wait,
     join_places,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from swapkit._runtime.recording.notes import NotedOperator, Notes
-    from swapkit._runtime.recording.saved_events import SavedEvent
-    from swapkit._runtime.recording.tables.storages import StorageLife, Storages
 
 # ---- microbatches --------------------------------------------------------------------------------
 #

@@ -5,22 +5,19 @@ from __future__ import annotations
 import random
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 
 from swapkit._runtime.model import global_hooks
 from swapkit._runtime.process.undo import raise_first
+from swapkit._runtime.recording.notes import Notes
 from swapkit._runtime.torch_compat.accelerators import initialized_accelerator
 from swapkit._runtime.torch_compat.internals import NO_TASK, FakeTensor, buffers_of, graph_task
 from swapkit._runtime.torch_compat.isolation import unseen
 from swapkit._runtime.torch_compat.wrappers import is_plain
 from swapkit.ir.traces import Kind, Phase
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from swapkit._runtime.recording.notes import Notes
 
 # ---- optimizer steps -----------------------------------------------------------------------------
 #

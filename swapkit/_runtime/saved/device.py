@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import operator
 from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import torch
 
+from swapkit._native.backend import Backend
+from swapkit._native.pool import BlockInfo, RingKind
 from swapkit._native.sched import RESIDENT, Scheduler
 from swapkit._runtime.model.ranks import share_of_node
 from swapkit._runtime.model.tracker import ModuleTracker
 from swapkit._runtime.shim.library import load_shim
+from swapkit._runtime.shim.types import Mover, StorageGroup
 from swapkit._runtime.torch_compat.accelerators import ACCELERATORS
 from swapkit._runtime.torch_compat.isolation import hold_over_forks
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from swapkit._native.backend import Backend
-    from swapkit._native.pool import BlockInfo, RingKind
-    from swapkit._runtime.shim.types import Mover, StorageGroup
 
 # ---- counters ------------------------------------------------------------------------------------
 #

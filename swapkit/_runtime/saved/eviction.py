@@ -15,19 +15,15 @@ Only storages with no other references are dropped: dropping any other would fre
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
-from swapkit._native.sched import CLEAN, COPYING_IN, COPYING_OUT, RESIDENT
+from swapkit._native.sched import CLEAN, COPYING_IN, COPYING_OUT, RESIDENT, Scheduler
 from swapkit._runtime.operators.checksums import Digest, StorageDigests
+from swapkit._runtime.saved.device import Device
+from swapkit._runtime.shim.types import Mover, StorageGroup
 from swapkit.config.environment import MIN_SWAP_BYTES
 from swapkit.errors import DiskError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from swapkit._native.sched import Scheduler
-    from swapkit._runtime.saved.device import Device
-    from swapkit._runtime.shim.types import Mover, StorageGroup
 
 # Write-behind begins when this share of the budget is in use, and queues this many copies.
 WATERMARK = 0.7

@@ -12,11 +12,14 @@ from __future__ import annotations
 import functools
 import gc
 from collections import deque
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, Protocol
 
 import torch
 
 from swapkit._native.lib import defer_interruption, note_failure
+from swapkit._runtime.shim.library import Shim
+from swapkit._runtime.shim.types import MakeSavedTensor, SavedTensor
 from swapkit._runtime.torch_compat.internals import current_node
 from swapkit._runtime.torch_compat.isolation import hidden, untraced
 from swapkit._runtime.torch_compat.thread_stacks import (
@@ -27,12 +30,6 @@ from swapkit._runtime.torch_compat.thread_stacks import (
 from swapkit._runtime.torch_compat.wrappers import gathers_gradients, graph_of
 from swapkit.config.environment import MIN_SWAP_BYTES
 from swapkit.errors import SwapkitError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Sequence
-
-    from swapkit._runtime.shim.library import Shim
-    from swapkit._runtime.shim.types import MakeSavedTensor, SavedTensor
 
 PREFIX = "_raw_saved_"
 TENSORS = "_raw_saved_tensors"  # of functions written in Python; public name: `saved_tensors`

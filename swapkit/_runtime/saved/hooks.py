@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from swapkit._runtime.model import global_hooks
 from swapkit._runtime.model.tracker import find_called, find_weakly
+from swapkit._runtime.saved.swapper import Swapper
+from swapkit._runtime.shim.types import Packer, Placement, RegionHooks
 from swapkit._runtime.thread_state import thread_state
 from swapkit._runtime.torch_compat import thread_stacks as threads
 from swapkit._runtime.torch_compat.dispatch_modes import drop_left
@@ -31,12 +34,6 @@ from swapkit._runtime.torch_compat.isolation import (
     untraced,
     untraced_itself,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from swapkit._runtime.saved.swapper import Swapper
-    from swapkit._runtime.shim.types import Packer, Placement, RegionHooks
 
 # ---- hooks ---------------------------------------------------------------------------------------
 #

@@ -10,27 +10,22 @@ that runs for every saved tensor is in `shim/cpp/saved/pack_hooks.cpp`; this fil
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from swapkit._native.pool import set_tag
+from swapkit._native.sched import Scheduler
 from swapkit._runtime.saved import taken_apart
-from swapkit._runtime.saved.device import Counters, PlannedMove
+from swapkit._runtime.saved.device import Counters, Curve, Device, PlannedMove
 from swapkit._runtime.saved.eviction import NO_BUDGET, EvictionTerms, Evictor
 from swapkit._runtime.saved.existing_graphs import adopt_graphs
-from swapkit._runtime.shim.types import Placement
+from swapkit._runtime.shim.types import Mover, Packer, Placement, SavedTensor, StorageGroup
 from swapkit._runtime.torch_compat.internals import NO_TASK, base_of, engine, graph_task
 from swapkit._runtime.torch_compat.isolation import hidden, untraced
 from swapkit._runtime.torch_compat.wrappers import graph_of
 from swapkit.ir.plans import Action
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from swapkit._native.sched import Scheduler
-    from swapkit._runtime.saved.device import Curve, Device
-    from swapkit._runtime.shim.types import Mover, Packer, SavedTensor, StorageGroup
 
 # The data types that autocast casts weights to.
 CAST_TO = (torch.bfloat16, torch.float16)

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils.weak import TensorWeakRef
 
+from swapkit._runtime.shim.library import Shim
+from swapkit._runtime.shim.types import Packer, SavedTensor
 from swapkit._runtime.torch_compat.isolation import hidden, outside_inference, untraced
 from swapkit._runtime.torch_compat.wrappers import (
     Flattened,
@@ -29,10 +31,6 @@ from swapkit._runtime.torch_compat.wrappers import (
     is_leaf,
     note_results,
 )
-
-if TYPE_CHECKING:
-    from swapkit._runtime.shim.library import Shim
-    from swapkit._runtime.shim.types import Packer, SavedTensor
 
 # By class of wrappers: whether a wrapper is like the one that it was taken apart from.
 _come_back: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 
 from swapkit._runtime.allocators.memory_holders import find_trained, states_of, storages_of
+from swapkit._runtime.control.plan_status import PlanStatus
 from swapkit._runtime.control.rank_alarm import ALL
+from swapkit._runtime.control.session_config import SessionConfig
 from swapkit._runtime.model.ranks import count_node_ranks, count_ranks
 from swapkit._runtime.optimizer.chunked_step import attached
-from swapkit.planning.planner import POLICIES, find_floor
+from swapkit._runtime.saved.device import Device
+from swapkit._runtime.saved.swapper import Swapper
+from swapkit.planning.planner import POLICIES, Policy, find_floor
 from swapkit.reporting.text import format_per_rank
 from swapkit.units import format_bytes, format_limit
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from swapkit._runtime.control.plan_status import PlanStatus
-    from swapkit._runtime.control.session_config import SessionConfig
-    from swapkit._runtime.saved.device import Device
-    from swapkit._runtime.saved.swapper import Swapper
-    from swapkit.planning.planner import Policy
 
 # ---- step needs ----------------------------------------------------------------------------------
 #

@@ -5,16 +5,12 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import fields
-from typing import TYPE_CHECKING
 
-from swapkit.ir.runs import StepRecord
+from swapkit._runtime.control.plan_status import PlanStatus
+from swapkit._runtime.saved.swapper import Swapper
+from swapkit.ir.runs import SessionStats, StepRecord
 from swapkit.planning.selection.cases import Stage
 from swapkit.units import format_bytes
-
-if TYPE_CHECKING:
-    from swapkit._runtime.control.plan_status import PlanStatus
-    from swapkit._runtime.saved.swapper import Swapper
-    from swapkit.ir.runs import SessionStats
 
 # ---- stats ---------------------------------------------------------------------------------------
 #

@@ -8,24 +8,31 @@ import logging
 import sys
 import threading
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from types import FrameType
+from typing import Protocol
+
+import torch
 
 from swapkit._native.layout import TAG_OPTIMIZER, LivesMode
 from swapkit._native.pool import RingKind, set_tag
 from swapkit._runtime.affinity.threads import ThreadBinding
+from swapkit._runtime.allocators.installed_pool import Installation
 from swapkit._runtime.control.plan_controller import PlanController
 from swapkit._runtime.control.plan_maker import spare_bytes
 from swapkit._runtime.control.plan_status import PlanStatus, log_progress
 from swapkit._runtime.control.rank_alarm import ALL, RankWatch
+from swapkit._runtime.control.session_config import SessionConfig
 from swapkit._runtime.model import global_hooks
 from swapkit._runtime.model.ranks import is_fsdp
 from swapkit._runtime.model.step_counter import OPTIMIZER_STEP, StepCounter
-from swapkit._runtime.model.tracker import NO_MODULE, Need
+from swapkit._runtime.model.tracker import NO_MODULE, NamesIfShort
 from swapkit._runtime.process.captures import see_everything
 from swapkit._runtime.process.undo import Undo, raise_first
 from swapkit._runtime.saved.eviction import EvictionTerms
 from swapkit._runtime.saved.hooks import Hooks, pop_left
+from swapkit._runtime.saved.swapper import Swapper
 from swapkit._runtime.session.hints import Shortage, find_planned_bytes, list_facts, list_hints
 from swapkit._runtime.session.history import StepHistory, predictions
 from swapkit._runtime.shim.types import Placement
@@ -37,16 +44,6 @@ from swapkit.ir.runs import SessionStats
 from swapkit.planning.selection.cases import Stage
 from swapkit.texts import get_logger
 from swapkit.units import format_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import FrameType
-
-    import torch
-
-    from swapkit._runtime.allocators.installed_pool import Installation
-    from swapkit._runtime.control.session_config import SessionConfig
-    from swapkit._runtime.saved.swapper import Swapper
 
 # ---- life ----------------------------------------------------------------------------------------
 #
@@ -61,7 +58,6 @@ if TYPE_CHECKING:
 # or leaves a session. Until then the hooks pass tensors through.
 
 _log = get_logger(__name__)
-NAMED_STEPS = 2  # whose memory is named by inner modules, also if there is enough
 
 
 class SessionLife:
@@ -101,7 +97,6 @@ class SessionLife:
         )
         self._counter.warns = not config.holds_weakly
         self.thread = threading.current_thread()
-        self._entered = thread_state.sessions  # the list of this thread
         self._of_process = Undo()
         self._of_thread = Undo()
         self._closing = threading.RLock()
@@ -111,8 +106,7 @@ class SessionLife:
         self._began_bytes = installation.pool.in_use_bytes()
         self.threads = ""  # where they run, if they are bound
         self._ranks: RankWatch | None = None  # None: other ranks go on when one fails
-        self._names = object()  # the user of the tracker
-        self._unnamed_after = NAMED_STEPS  # 0: never
+        self._names = NamesIfShort(installation.tracker)
 
     # ---- status and steps ------------------------------------------------------------------------
 
@@ -166,7 +160,7 @@ class SessionLife:
         controller = self.controller
         record = self.history.end_step(Stage.STABLE if controller is None else controller.stage)
         if controller is None:
-            self._name_modules(is_short=record.rescues > 0)
+            self._names.end_step(is_short=record.rescues > 0)
         else:
             controller.end_step()
             if controller.note_progress(self.history.steps):
@@ -179,19 +173,6 @@ class SessionLife:
             self._ranks.end_step()
         if self.on_step is not None:
             self.on_step()
-
-    def _name_modules(self, *, is_short: bool) -> None:
-        """Stop naming inner modules after some steps, until memory is short: then for good.
-
-        Their calls are the largest cost of a session without a plan that frees nothing; one with a
-        plan bypasses them by itself (`steps.ForwardBypass`). Addresses are planned by names, so
-        these change at most twice.
-        """
-        if is_short and self._unnamed_after:
-            self._unnamed_after = 0
-            self.installation.tracker.start(self._names, Need.NAMES)
-        elif self.history.steps == self._unnamed_after:
-            self.installation.tracker.start(self._names, Need.LABELS)
 
     # ---- for the installation: any thread --------------------------------------------------------
 
@@ -272,7 +253,7 @@ class SessionLife:
             undo.add(self._ranks.end)
         undo.add(self._counter.stop)  # drops the reference to this life
         self._counter.start()
-        for swappers in (self._entered, installation.runtime.active):
+        for swappers in (thread_state.sessions, installation.runtime.active):
             undo.add(functools.partial(_remove, swappers, self.swapper))
             swappers.append(self.swapper)
 
@@ -293,9 +274,8 @@ class SessionLife:
 
     def _start_thread(self) -> None:
         installation, undo = self.installation, self._of_thread
-        tracker = installation.tracker
-        undo.add(functools.partial(tracker.stop, self._names))
-        tracker.start(self._names, Need.NAMES)
+        undo.add(self._names.stop)
+        self._names.start()
         undo.add(self.hooks.leave)
         self.hooks.enter()
         model = self._model

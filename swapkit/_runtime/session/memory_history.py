@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING
 
 from swapkit._native.layout import TAG_BACKWARD
-from swapkit._native.pool import Pool, Ring, RingKind
+from swapkit._native.pool import Pool, Ring, RingEvent, RingKind
+from swapkit._native.sched import Scheduler
+from swapkit._runtime.allocators.installed_pool import Installation
+from swapkit._runtime.saved.device import DevicePool
+from swapkit._runtime.session.life import SessionLife
 from swapkit.errors import InvalidArgument, SessionError
 from swapkit.ir.pool_histories import PoolEvent, PoolEventKind, PoolHistory
 from swapkit.units import show
-
-if TYPE_CHECKING:
-    from swapkit._native.pool import RingEvent
-    from swapkit._native.sched import Scheduler
-    from swapkit._runtime.allocators.installed_pool import Installation
-    from swapkit._runtime.saved.device import DevicePool
-    from swapkit._runtime.session.life import SessionLife
 
 MOST_ENTRIES = 500_000  # 80 bytes each, taken from the host as they fill up
 _LARGEST = 1 << 32

@@ -6,41 +6,35 @@ import datetime
 import gzip
 import importlib
 import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
+from swapkit._native.layout import LayoutStats
+from swapkit._runtime.allocators.installed_pool import Installation
 from swapkit._runtime.allocators.memory_holders import UNCOLLECTED_AGE
-from swapkit._runtime.control.plan_status import describe, describe_progress
+from swapkit._runtime.control.plan_status import PlanStatus, describe, describe_progress
 from swapkit._runtime.model.ranks import count_node_ranks
 from swapkit._runtime.optimizer.chunked_step import attached
 from swapkit.errors import SwapkitError
 from swapkit.ir.documents import write_file
+from swapkit.ir.pool_histories import PoolHistory
+from swapkit.ir.runs import SessionStats, StepRecord
 from swapkit.planning.planner import POLICIES, trade_offs
 from swapkit.planning.reasons import explain_decisions
+from swapkit.planning.search.solving import TradeOff
 from swapkit.planning.selection.cases import PLANNING, RECORDING
 from swapkit.reporting.machines import format_seconds
 from swapkit.reporting.paths import PACKED_TRACE, check_trace
 from swapkit.reporting.plans import format_plan, format_trade_offs
 from swapkit.reporting.run_records import RunRecord
 from swapkit.reporting.steps import simulate_step
-from swapkit.reporting.text import format_holders, format_per_rank
+from swapkit.reporting.text import Holder, format_holders, format_per_rank
 from swapkit.reporting.traces.session import MeasuredRun, PlannedStep, track_measured
 from swapkit.reporting.traces.tracks import format_document
 from swapkit.units import format_bytes
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from swapkit._native.layout import LayoutStats
-    from swapkit._runtime.allocators.installed_pool import Installation
-    from swapkit._runtime.control.plan_status import PlanStatus
-    from swapkit.ir.pool_histories import PoolHistory
-    from swapkit.ir.runs import SessionStats, StepRecord
-    from swapkit.planning.search.solving import TradeOff
-    from swapkit.reporting.text import Holder
 
 MOST_KINDS = 4  # of steps that are listed, besides the current kind
 

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
 
+from swapkit._runtime.allocators.installed_pool import Installation
 from swapkit._runtime.allocators.memory_holders import advise_layout, find_outside, find_uncollected
 from swapkit._runtime.control.plan_status import PlanStatus, describe_progress
+from swapkit._runtime.control.session_config import SessionConfig
 from swapkit._runtime.session.history import list_metrics, summarize
+from swapkit._runtime.session.life import SessionLife
 from swapkit._runtime.session.memory_history import MemoryRecording, PoolLook
 from swapkit.errors import SessionError
 from swapkit.ir.codec import write_planned
+from swapkit.ir.plans import Plan
+from swapkit.ir.runs import SessionStats, StepRecord
+from swapkit.ir.traces import Trace
 from swapkit.reporting.paths import check_report, check_trace
 from swapkit.units import format_bytes
-
-if TYPE_CHECKING:
-    import os
-
-    from swapkit._runtime.allocators.installed_pool import Installation
-    from swapkit._runtime.control.session_config import SessionConfig
-    from swapkit._runtime.session.life import SessionLife
-    from swapkit.ir.plans import Plan
-    from swapkit.ir.runs import SessionStats, StepRecord
-    from swapkit.ir.traces import Trace
 
 NOT_ACTIVE = "this session is not active: use `with swapkit.budget(...) as s:`"
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+
+import torch
 
 from swapkit._native.lib import raise_interruption
 from swapkit._runtime.allocators.installation import ensure_installation
+from swapkit._runtime.control.session_config import SessionConfig
 from swapkit._runtime.model.tracker import ModelParts
 from swapkit._runtime.process.undo import add_notes, raise_first
 from swapkit._runtime.session.life import SessionLife, close_left, finish_ended
@@ -25,14 +30,9 @@ from swapkit.errors import InvalidType, SessionError
 from swapkit.units import show
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import TracebackType
     from typing import SupportsIndex
 
-    import torch
     from typing_extensions import Self
-
-    from swapkit._runtime.control.session_config import SessionConfig
 
 _Function = TypeVar("_Function", bound="Callable[..., Any]")
 

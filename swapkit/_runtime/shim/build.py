@@ -18,17 +18,15 @@ import sys
 import sysconfig
 import tempfile
 import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from swapkit._runtime.torch_compat.internals import CXX11_ABI
 from swapkit.errors import NativeBuildError
 from swapkit.texts import get_logger
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 # ---- own files -----------------------------------------------------------------------------------
 #

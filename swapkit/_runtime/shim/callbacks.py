@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
 
 import torch
 
+from swapkit._runtime.operators.checksums import Digest
+from swapkit._runtime.operators.names import Operator
 from swapkit._runtime.operators.settings import RandomState, ThreadSettings
-from swapkit._runtime.shim.types import refuse_modified
+from swapkit._runtime.shim.types import Mover, SavedTensor, refuse_modified
 from swapkit._runtime.torch_compat.dispatch_modes import seeing_here
 from swapkit._runtime.torch_compat.internals import engine
 from swapkit._runtime.torch_compat.isolation import hidden, untraced
 from swapkit.errors import RecomputeMismatch, SavedTensorModified
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from swapkit._runtime.operators.checksums import Digest
-    from swapkit._runtime.operators.names import Operator
-    from swapkit._runtime.shim.types import Mover, SavedTensor
 
 
 @untraced

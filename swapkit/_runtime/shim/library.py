@@ -11,8 +11,10 @@ import enum
 import importlib.machinery
 import importlib.util
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from types import ModuleType
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -26,6 +28,8 @@ from swapkit._native.lib import (
     raise_interruption,
 )
 from swapkit._runtime.model import hook_bypass
+from swapkit._runtime.operators.effects import ArgumentPlaces
+from swapkit._runtime.operators.names import Operator
 from swapkit._runtime.shim import callbacks as again
 from swapkit._runtime.shim.build import (
     build_shim,
@@ -36,10 +40,21 @@ from swapkit._runtime.shim.build import (
     open_own,
     shim_name,
 )
-from swapkit._runtime.shim.types import refuse_modified
+from swapkit._runtime.shim.types import (
+    Lock,
+    MakeChoices,
+    MakeChoosing,
+    MakeFollower,
+    MakeMover,
+    MakeRegion,
+    MakeSavedTensor,
+    Placement,
+    SavedTensor,
+    refuse_modified,
+)
 from swapkit._runtime.torch_compat import isolation as guards
 from swapkit._runtime.torch_compat import thread_stacks as threads
-from swapkit._runtime.torch_compat.accelerators import ACCELERATORS
+from swapkit._runtime.torch_compat.accelerators import ACCELERATORS, Accelerator
 from swapkit._runtime.torch_compat.dispatch_modes import set_late_modes_of
 from swapkit._runtime.torch_compat.internals import (
     AROUND_MODULE_CALL,
@@ -52,25 +67,6 @@ from swapkit._runtime.torch_compat.internals import (
 from swapkit._runtime.torch_compat.isolation import hide, untraced
 from swapkit._runtime.torch_compat.stream_delays import is_capturing
 from swapkit.errors import NativeBuildError, Unsupported
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from types import ModuleType
-
-    from swapkit._runtime.operators.effects import ArgumentPlaces
-    from swapkit._runtime.operators.names import Operator
-    from swapkit._runtime.shim.types import (
-        Lock,
-        MakeChoices,
-        MakeChoosing,
-        MakeFollower,
-        MakeMover,
-        MakeRegion,
-        MakeSavedTensor,
-        Placement,
-        SavedTensor,
-    )
-    from swapkit._runtime.torch_compat.accelerators import Accelerator
 
 _Result = TypeVar("_Result")
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple, NoReturn, Protocol
 
+import torch
+
+from swapkit._native.sched import Scheduler
+from swapkit._runtime.model.tracker import ModuleTracker
 from swapkit._runtime.torch_compat.internals import version_of
 from swapkit._runtime.torch_compat.isolation import untraced
 from swapkit.config.environment import MIN_SWAP_BYTES
 from swapkit.errors import SavedTensorModified
 from swapkit.ir.plans import Action, Tier
 from swapkit.registry import Source, Swap
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import torch
-
-    from swapkit._native.sched import Scheduler
-    from swapkit._runtime.model.tracker import ModuleTracker
 
 # ---- choice types --------------------------------------------------------------------------------
 #

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from swapkit._runtime.torch_compat.internals import C, cuda_allocator, npu_functions
 from swapkit._runtime.torch_compat.isolation import hidden
 from swapkit.errors import Unsupported
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # ---- accelerators --------------------------------------------------------------------------------
 #

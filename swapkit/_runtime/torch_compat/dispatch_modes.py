@@ -10,14 +10,19 @@ tensors dispatch before late modes do.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from swapkit._runtime.thread_state import thread_state
 from swapkit._runtime.torch_compat.internals import (
     NO_TASK,
     DispatchKey,
     ExcludeKey,
+    HigherOrderOperator,
+    OpOverload,
     TorchDispatchMode,
     count_modes,
     graph_task,
@@ -31,12 +36,7 @@ from swapkit._runtime.torch_compat.internals import (
 from swapkit._runtime.torch_compat.isolation import is_in_compiled_call, make_fork_lock, may_compile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
     from typing import Self
-
-    import torch
-
-    from swapkit._runtime.torch_compat.internals import HigherOrderOperator, OpOverload
 
 # The shim's: read and replace this thread's late modes, outermost first. Without the shim there are
 # none: only steps on `meta` are recorded then, which have no bits.

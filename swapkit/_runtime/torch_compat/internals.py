@@ -8,6 +8,7 @@ includes torch's headers, and declares the missing names.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from operator import attrgetter, methodcaller
 from typing import TYPE_CHECKING, Any
@@ -53,8 +54,6 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch._C._distributed_c10d import Store as Store  # noqa: PLC0414 - re-exported
 
 __all__ = [

@@ -7,7 +7,10 @@ import functools
 import os
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from types import FunctionType
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 
@@ -20,11 +23,6 @@ from swapkit._runtime.torch_compat.internals import (
     NoTransforms,
     set_code_exec_strategy,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
-    from types import FunctionType
 
 # ---- compiled code -------------------------------------------------------------------------------
 #

@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch.distributed
 
 from swapkit._runtime.torch_compat.internals import work_class
 from swapkit._runtime.torch_compat.isolation import untraced, untraced_itself
 from swapkit.ir.traces import StagePlace
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
 
 # ---- replaced methods ----------------------------------------------------------------------------
 #

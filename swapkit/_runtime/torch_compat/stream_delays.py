@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 
 from swapkit._runtime.torch_compat.internals import InferenceMode
 from swapkit._runtime.torch_compat.isolation import hidden
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 DELAY_SECONDS = 2e-3  # longer than the call of most operators that are recorded
 LONGEST_SECONDS = 16e-3

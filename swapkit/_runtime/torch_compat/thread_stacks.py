@@ -12,18 +12,15 @@ from __future__ import annotations
 import sys
 import sysconfig
 import threading
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from types import BuiltinFunctionType, FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
 from swapkit._runtime.torch_compat.internals import NO_TASK, graph_task
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from types import CodeType, FrameType
 
 _Item = TypeVar("_Item")
 _Place: TypeAlias = "tuple[str, str]"  # file, function

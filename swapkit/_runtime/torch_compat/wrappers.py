@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch.autograd.function import BackwardCFunction
 
 from swapkit._runtime.torch_compat.internals import base_of, innermost_transform, version_of
 from swapkit._runtime.torch_compat.isolation import hidden, untraced
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 # ---- plain tensors -------------------------------------------------------------------------------
 #

@@ -9,17 +9,14 @@ it names, or known for its class (`operators/names.py`).
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from swapkit._runtime.model.tracker import runs
 from swapkit._runtime.operators.names import ACTIVATIONS, ATTENTION, is_known, operators_of
 from swapkit.errors import InvalidArgument
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 _LISTS = (torch.nn.ModuleList, torch.nn.Sequential, torch.nn.ModuleDict)
 _NORM = re.compile(r".*norm\d?d?", re.IGNORECASE)

@@ -12,29 +12,24 @@ from __future__ import annotations
 import contextlib
 import re
 from array import array
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from swapkit._runtime.operators.names import operator_names
+from swapkit._runtime.operators.names import Operator, operator_names
 from swapkit._runtime.process.captures import places_of
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.process.scopes import OpenScope, Scope
 from swapkit._runtime.saved.hooks import innermost, is_foreign
-from swapkit._runtime.shim.types import Placement, placement_of
+from swapkit._runtime.shim.types import OperatorChoices, Placement, placement_of
 from swapkit._runtime.thread_state import thread_state
 from swapkit._runtime.torch_compat.dispatch_modes import has_foreign_mode
 from swapkit._runtime.torch_compat.internals import graph_task
 from swapkit._runtime.torch_compat.isolation import make_fork_lock, untraced
 from swapkit.ir.plans import Action
 from swapkit.registry import Choice, Judgement, judge
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from swapkit._runtime.operators.names import Operator
-    from swapkit._runtime.shim.types import OperatorChoices
 
 _PASS = Scope(Placement(Action.PASS))
 _lock = make_fork_lock()  # held while a table is made

@@ -11,8 +11,9 @@ The choices of a plan are not here: a session does not change the user's objects
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -24,15 +25,15 @@ from swapkit._runtime.recompute.watchers.exclusions import KeepInside
 from swapkit._runtime.shim.types import Placement, placement_of
 from swapkit._runtime.torch_compat.internals import pytree
 from swapkit._runtime.torch_compat.isolation import untraced, untraced_itself
-from swapkit._runtime.user_choices.operator_choices import ChosenOperators, carrying, mark_operators
+from swapkit._runtime.user_choices.operator_choices import (
+    ChosenOperators,
+    OperatorRuns,
+    carrying,
+    mark_operators,
+)
 from swapkit.config.environment import read_environment
 from swapkit.ir.plans import Action
 from swapkit.registry import Choice, judge
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from swapkit._runtime.user_choices.operator_choices import OperatorRuns
 
 _KEEP = Scope(Placement(Action.KEEP))
 _NOTHING = contextlib.nullcontext()

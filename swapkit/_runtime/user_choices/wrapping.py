@@ -12,8 +12,9 @@ import inspect
 import pickle
 import sys
 import weakref
-from types import MethodType
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from types import FrameType, MethodType
+from typing import Any
 
 import torch
 
@@ -23,12 +24,7 @@ from swapkit._runtime.torch_compat.isolation import uncompiled_itself
 from swapkit._runtime.torch_compat.pickling import PickledCall, loader
 from swapkit._runtime.user_choices.part import Part
 from swapkit.errors import SessionError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import FrameType
-
-    from swapkit.registry import Choice
+from swapkit.registry import Choice
 
 # Torch's frames between the call of a module and its `forward`, with hooks or while tracing.
 _MOST_BETWEEN = 4

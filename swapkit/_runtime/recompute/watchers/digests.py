@@ -13,13 +13,15 @@ stops at the first operator that differs. The check skips
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from swapkit._runtime.model.tracker import ModuleTracker
 from swapkit._runtime.operators.effects import can_keep, effects_of
-from swapkit._runtime.operators.names import operator_names
+from swapkit._runtime.operators.names import Operator, operator_names
 from swapkit._runtime.recompute.watchers.operator_modes import (
     OperatorMode,
     ReplayMode,
@@ -32,11 +34,6 @@ from swapkit._runtime.torch_compat.isolation import hidden
 from swapkit.errors import RecomputeMismatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from swapkit._runtime.model.tracker import ModuleTracker
-    from swapkit._runtime.operators.names import Operator
-
     _Tell = Callable[[Operator, list[torch.Tensor]], None]
 
 _UNWRITTEN = ("empty*", "new_empty*", "_empty_*", "resize_*")

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from swapkit._runtime.operators.effects import FUNCTIONAL, can_keep
-from swapkit._runtime.operators.names import operator_names
+from swapkit._runtime.operators.names import Operator, operator_names
+from swapkit._runtime.saved.swapper import Swapper
 from swapkit._runtime.torch_compat.dispatch_modes import DispatchMode
 from swapkit._runtime.torch_compat.internals import (
     FakeTensor,
@@ -24,13 +25,10 @@ from swapkit._runtime.torch_compat.internals import (
 )
 from swapkit._runtime.torch_compat.isolation import untraced
 from swapkit._runtime.torch_compat.wrappers import gathers_gradients, is_plain
+from swapkit.registry import Collectives
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from swapkit._runtime.operators.names import Operator
-    from swapkit._runtime.saved.swapper import Swapper
-    from swapkit.registry import Collectives
 
 # ---- operator modes ------------------------------------------------------------------------------
 #

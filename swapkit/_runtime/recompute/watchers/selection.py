@@ -25,14 +25,15 @@ from __future__ import annotations
 import enum
 import itertools
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
 
 from swapkit._runtime.operators.effects import can_keep, effects_of
-from swapkit._runtime.operators.names import is_random, matches
+from swapkit._runtime.operators.names import Operator, is_random, matches
 from swapkit._runtime.operators.settings import VERSIONS
 from swapkit._runtime.recompute.watchers.operator_modes import (
     OperatorCall,
@@ -41,16 +42,11 @@ from swapkit._runtime.recompute.watchers.operator_modes import (
     inspect,
     is_tensor,
 )
+from swapkit._runtime.shim.types import SavedTensor
 from swapkit._runtime.torch_compat.internals import ExcludeKey, keeps_graph, pytree, storage_address
 from swapkit._runtime.torch_compat.wrappers import is_plain
 from swapkit.errors import InvalidArgument, RecomputeMismatch, SavedTensorModified
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from swapkit._runtime.operators.names import Operator
-    from swapkit._runtime.shim.types import SavedTensor
-    from swapkit.registry import Recompute
+from swapkit.registry import Recompute
 
 
 class ResultDecision(enum.Enum):

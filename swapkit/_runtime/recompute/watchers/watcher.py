@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 
 from swapkit._runtime.operators.effects import can_keep
-from swapkit._runtime.operators.names import find_operators, matches
+from swapkit._runtime.operators.names import Operator, find_operators, matches
 from swapkit._runtime.process.scopes import default_placement
 from swapkit._runtime.recompute.watchers.digests import RegionDigests
 from swapkit._runtime.recompute.watchers.operator_modes import RepeatedCollectives, is_collective
@@ -24,21 +25,15 @@ from swapkit._runtime.recompute.watchers.selection import (
     ResultDecision,
     ResultSelection,
 )
+from swapkit._runtime.saved.swapper import Swapper
 from swapkit._runtime.saved.taken_apart import TakenApart
 from swapkit._runtime.shim.types import Placement
-from swapkit._runtime.torch_compat.dispatch_modes import entered
+from swapkit._runtime.torch_compat.dispatch_modes import DispatchMode, entered
 from swapkit._runtime.torch_compat.isolation import untraced
 from swapkit.config.environment import read_environment
 from swapkit.errors import InvalidArgument
 from swapkit.ir.plans import Action
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from swapkit._runtime.operators.names import Operator
-    from swapkit._runtime.saved.swapper import Swapper
-    from swapkit._runtime.torch_compat.dispatch_modes import DispatchMode
-    from swapkit.registry import Collectives, Recompute
+from swapkit.registry import Collectives, Recompute
 
 
 def check_operators(terms: Recompute) -> None:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
-from swapkit._native.pool import Pool, Ring, RingKind
+from swapkit._native.pool import Pool, Ring, RingEvent, RingKind
+from swapkit._runtime.saved.device import DevicePool
 from swapkit.errors import InvalidArgument
 from swapkit.ir.traces import BEFORE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from swapkit._native.pool import RingEvent
-    from swapkit._runtime.saved.device import DevicePool
 
 # ---- blocks --------------------------------------------------------------------------------------
 #

@@ -6,10 +6,12 @@ import math
 import statistics
 import threading
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from swapkit._runtime.operators.names import Operator
 from swapkit._runtime.torch_compat.stream_delays import (
     DELAY_SECONDS,
     Delays,
@@ -18,9 +20,6 @@ from swapkit._runtime.torch_compat.stream_delays import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from swapkit._runtime.operators.names import Operator
     from swapkit._runtime.recording.tables.roofline import Hardware
 
 _EMPTY_PAIRS = 16

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import torch
 
 from swapkit._native.sched import COPYING_OUT
-from swapkit._runtime.operators.checksums import Checksums
+from swapkit._runtime.operators.checksums import Checksums, ChecksumSlot
+from swapkit._runtime.recording.tables.storages import StorageLife, Storages
 from swapkit._runtime.torch_compat.internals import storage_id, storage_use_count
 from swapkit._runtime.torch_compat.wrappers import has_bytes
 from swapkit.ir.traces import Kind
-
-if TYPE_CHECKING:
-    import threading
-    from collections.abc import Sequence
-
-    import torch
-
-    from swapkit._runtime.operators.checksums import ChecksumSlot
-    from swapkit._runtime.recording.tables.storages import StorageLife, Storages
 
 # ---- kept bytes ----------------------------------------------------------------------------------
 #

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
 
 from swapkit._runtime.model import global_hooks
-from swapkit._runtime.model.tracker import NO_MODULE, parts_of
+from swapkit._runtime.model.tracker import NO_MODULE, ModuleTracker, parts_of
 from swapkit._runtime.torch_compat.dispatch_modes import renew_late
 from swapkit._runtime.torch_compat.internals import NO_TASK, graph_task
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from swapkit._runtime.model.tracker import ModuleTracker
-    from swapkit.ir.traces import Phase
+from swapkit.ir.traces import Phase
 
 
 class _RunningCall:

@@ -8,19 +8,16 @@ for known devices are in `HARDWARE`.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils import flop_counter
 
+from swapkit._runtime.operators.names import Operator
 from swapkit._runtime.recording.tables.storages import tensors_in
 from swapkit.errors import InvalidArgument
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from swapkit._runtime.operators.names import Operator
 
 _aten = torch.ops.aten
 _HALF_BYTES = 2  # rates are for elements of this size; elements twice as large take twice as long

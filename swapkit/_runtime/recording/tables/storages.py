@@ -10,21 +10,17 @@ storage of the trace. The pool tells when (`blocks.py`).
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 
-from swapkit._runtime.recording.tables.blocks import ALIVE
+from swapkit._runtime.recording.tables.blocks import ALIVE, Blocks
+from swapkit._runtime.saved.device import DevicePool
 from swapkit._runtime.torch_compat.internals import fix_weak_storage, storage_id
 from swapkit._runtime.torch_compat.isolation import unseen
 from swapkit._runtime.torch_compat.wrappers import tensors_inside
 from swapkit.ir.traces import BEFORE, Kind
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from swapkit._runtime.recording.tables.blocks import Blocks
-    from swapkit._runtime.saved.device import DevicePool
 
 _Tensor = torch.Tensor
 _SEQUENCES = (list, tuple)
