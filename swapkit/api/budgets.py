@@ -6,8 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from swapkit._runtime.allocators.installation import choose_device, ensure_installation
 from swapkit._runtime.allocators.installed_pool import Installation
@@ -31,6 +30,9 @@ from swapkit.ir.traces import Trace
 from swapkit.planning.planner import POLICIES as PLANNED
 from swapkit.planning.planner import Policy, check_policy
 from swapkit.units import parse_bytes, show
+
+if TYPE_CHECKING:
+    import torch
 
 POLICIES = (*PLANNED, RESCUE)
 # On a device that uses host memory, a host copy frees no memory. With a disk, the host only stages

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, TypeVar, overload
-
-import torch
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from swapkit._runtime.operators.names import find_operators
 from swapkit._runtime.recompute.watchers.watcher import check_operators
 from swapkit.api.targets import apply, choose
 from swapkit.errors import InvalidArgument
 from swapkit.registry import Recompute
+
+if TYPE_CHECKING:
+    import torch
 
 _T = TypeVar("_T", bound="Callable[..., Any] | torch.nn.Module | Sequence[torch.nn.Module]")
 _Parts = TypeVar("_Parts", bound="torch.nn.Module | Sequence[torch.nn.Module]")

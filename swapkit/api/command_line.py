@@ -7,9 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from itertools import count
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from swapkit._runtime.allocators.installation import choose_device, ensure_installation, install
 from swapkit._runtime.session.session import Session
@@ -28,6 +26,9 @@ from swapkit.planning.policies.stage_swap import AimedPolicy, StageSwapPolicy
 from swapkit.registry import Choice, Recompute, Source, Swap
 from swapkit.texts import get_logger
 from swapkit.units import parse_bytes
+
+if TYPE_CHECKING:
+    import torch
 
 _log = get_logger(__name__)
 

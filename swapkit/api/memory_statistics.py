@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
 
 from swapkit._runtime.allocators.installation import choose_device, installed_pool
 from swapkit.reporting.text import format_stats
+
+if TYPE_CHECKING:
+    import torch
 
 
 def memory_stats(device: str | torch.device | None = None) -> dict[str, int]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, overload
-
-import torch
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from swapkit._runtime.optimizer.chunked_step import attach
 from swapkit._runtime.optimizer.state_slots import HostCopies
@@ -22,6 +20,9 @@ from swapkit.errors import InvalidArgument
 from swapkit.ir.plans import Action
 from swapkit.registry import Keep, Swap
 from swapkit.units import parse_bytes
+
+if TYPE_CHECKING:
+    import torch
 
 _T = TypeVar(
     "_T",

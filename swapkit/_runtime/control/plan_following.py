@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-
-import torch
+from typing import TYPE_CHECKING
 
 from swapkit._runtime.execution.plan_executor import PlanExecutor
 from swapkit._runtime.saved.swapper import Swapper
 from swapkit.planning.selection.cases import Instruction
 from swapkit.planning.selection.learner import CASES_KEPT
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Following:

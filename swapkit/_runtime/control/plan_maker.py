@@ -6,9 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Protocol, runtime_checkable
-
-import torch
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from swapkit._runtime.control.rank_agreement import (
     Ranks,
@@ -35,6 +33,9 @@ from swapkit.planning.planner import PlanTarget, find_floor
 from swapkit.planning.selection.asking import MakePlans, MakePlansBeside
 from swapkit.planning.selection.learner import Learner
 from swapkit.texts import get_logger
+
+if TYPE_CHECKING:
+    import torch
 
 _log = get_logger(__name__)
 # Plans leave this many granules free, if possible. A plan's layout and the memory beside it are

@@ -17,8 +17,8 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-import torch
 from torch.nn.parameter import is_lazy
 
 from swapkit._runtime.control.board import Board, once_per_group
@@ -28,6 +28,9 @@ from swapkit.errors import InfeasibleBudget
 from swapkit.ir.traces import Trace
 from swapkit.texts import get_logger
 from swapkit.units import format_bytes
+
+if TYPE_CHECKING:
+    import torch
 
 # ---- rank likeness -------------------------------------------------------------------------------
 #

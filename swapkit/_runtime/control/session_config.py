@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from swapkit._runtime.saved.device import Limits
 from swapkit.config.environment import CpuAffinity
 from swapkit.ir.plans import Plan
 from swapkit.ir.traces import Trace
 from swapkit.planning.planner import Policy
+
+if TYPE_CHECKING:
+    import torch
 
 RESCUE = "rescue"  # the policy without a plan
 # A host limit of this many budgets suffices for the copies of any step.

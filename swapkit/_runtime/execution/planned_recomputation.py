@@ -8,8 +8,7 @@ import weakref
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-
-import torch
+from typing import TYPE_CHECKING
 
 from swapkit._runtime.process.captures import Capture, find_operator
 from swapkit._runtime.saved.swapper import Swapper
@@ -24,6 +23,9 @@ from swapkit.ir.plans import Action, Plan
 from swapkit.ir.traces import WAIT, Trace
 from swapkit.registry import Choice, Recompute, Source
 from swapkit.texts import get_logger
+
+if TYPE_CHECKING:
+    import torch
 
 # ---- planned recomputation -----------------------------------------------------------------------
 #

@@ -26,8 +26,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
-
-import torch
+from typing import TYPE_CHECKING
 
 from swapkit._runtime.model import global_hooks
 from swapkit._runtime.model.global_hooks import running_steps
@@ -39,6 +38,9 @@ from swapkit._runtime.torch_compat.internals import (
     graph_task,
     nodes_made,
 )
+
+if TYPE_CHECKING:
+    import torch
 
 OPTIMIZER_STEP = "an optimizer's step"  # the label of its allocations
 MOST_AHEAD = 16

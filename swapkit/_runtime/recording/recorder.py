@@ -10,9 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, cast
-
-import torch
+from typing import TYPE_CHECKING, Any, cast
 
 from swapkit._native.pool import Pool
 from swapkit._runtime.operators.evidence import Evidence
@@ -39,6 +37,9 @@ from swapkit._runtime.torch_compat.internals import (
 from swapkit._runtime.torch_compat.isolation import untraced
 from swapkit._runtime.torch_compat.reported_calls import waits
 from swapkit.ir.traces import BEFORE, WAIT, StagePlace, Trace
+
+if TYPE_CHECKING:
+    import torch
 
 UPDATE = "swapkit.update_statistics"  # an operator's writes to anything but its results
 # An operator that a region runs again in forward, because an operand is about to change. It needs

@@ -11,9 +11,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
-from typing import Protocol
-
-import torch
+from typing import TYPE_CHECKING, Protocol
 
 from swapkit._native.layout import TAG_OPTIMIZER, LivesMode
 from swapkit._native.pool import RingKind, set_tag
@@ -44,6 +42,9 @@ from swapkit.ir.runs import SessionStats
 from swapkit.planning.selection.cases import Stage
 from swapkit.texts import get_logger
 from swapkit.units import format_bytes
+
+if TYPE_CHECKING:
+    import torch
 
 # ---- life ----------------------------------------------------------------------------------------
 #

@@ -9,8 +9,6 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
-import torch
-
 from swapkit._native.lib import raise_interruption
 from swapkit._runtime.allocators.installation import ensure_installation
 from swapkit._runtime.control.session_config import SessionConfig
@@ -32,6 +30,7 @@ from swapkit.units import show
 if TYPE_CHECKING:
     from typing import SupportsIndex
 
+    import torch
     from typing_extensions import Self
 
 _Function = TypeVar("_Function", bound="Callable[..., Any]")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn, Protocol
-
-import torch
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 from swapkit._native.sched import Scheduler
 from swapkit._runtime.model.tracker import ModuleTracker
@@ -15,6 +13,9 @@ from swapkit.config.environment import MIN_SWAP_BYTES
 from swapkit.errors import SavedTensorModified
 from swapkit.ir.plans import Action, Tier
 from swapkit.registry import Source, Swap
+
+if TYPE_CHECKING:
+    import torch
 
 # ---- choice types --------------------------------------------------------------------------------
 #

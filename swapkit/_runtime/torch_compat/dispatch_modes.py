@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from swapkit._runtime.thread_state import thread_state
 from swapkit._runtime.torch_compat.internals import (
     NO_TASK,
@@ -37,6 +35,8 @@ from swapkit._runtime.torch_compat.isolation import is_in_compiled_call, make_fo
 
 if TYPE_CHECKING:
     from typing import Self
+
+    import torch
 
 # The shim's: read and replace this thread's late modes, outermost first. Without the shim there are
 # none: only steps on `meta` are recorded then, which have no bits.

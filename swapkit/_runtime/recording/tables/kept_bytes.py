@@ -5,9 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Any, TypeAlias
-
-import torch
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from swapkit._native.sched import COPYING_OUT
 from swapkit._runtime.operators.checksums import Checksums, ChecksumSlot
@@ -15,6 +13,9 @@ from swapkit._runtime.recording.tables.storages import StorageLife, Storages
 from swapkit._runtime.torch_compat.internals import storage_id, storage_use_count
 from swapkit._runtime.torch_compat.wrappers import has_bytes
 from swapkit.ir.traces import Kind
+
+if TYPE_CHECKING:
+    import torch
 
 # ---- kept bytes ----------------------------------------------------------------------------------
 #
