@@ -21,6 +21,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 import swapkit
 from swapkit._runtime.process.runtime import get_runtime
 from swapkit._runtime.saved import existing_graphs as adoption
+from swapkit._runtime.torch_compat.thread_stacks import others_wait, stacks
 from tests.support import MIB
 from tests.support.threads import alongside, on_thread
 from tests.unit._runtime.rig import EVERYTHING, in_use, make_swapper
@@ -31,7 +32,15 @@ if TYPE_CHECKING:
     from swapkit._runtime.allocators.installed_pool import Installation
     from swapkit._runtime.saved.swapper import Swapper
 
-pytestmark = pytest.mark.usefixtures("installation")
+pytestmark = pytest.mark.usefixtures("installation", "idle_threads")
+
+
+@pytest.fixture
+def idle_threads(installation: object) -> None:  # noqa: ARG001 - loads the shim
+    """Name the threads that an earlier test left at work: no graph would be taken in beside."""
+    running = [[(code.co_filename, code.co_name) for code, _ in each] for each in stacks()]
+    assert others_wait(), running
+
 
 ROOMY = 1 << 40
 SIDE = 512
