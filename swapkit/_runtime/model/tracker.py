@@ -365,6 +365,12 @@ class ModuleTracker:
                 set_tag(NO_MODULE)
             self._users = left
 
+    def change(self, user: object, need: Need) -> None:
+        """Change the need of a user; do nothing after `stop`, which may run on another thread."""
+        with self._lock:
+            if user in self._users:
+                self.start(user, need)
+
     def add_model(self, model: torch.nn.Module) -> None:
         """Name the modules of a model by their paths."""
         for path, module in model.named_modules():
@@ -556,24 +562,17 @@ class NamesIfShort:
     """
 
     def __init__(self, tracker: ModuleTracker) -> None:
-        """Do nothing before `start`."""
+        """Do nothing before the tracker has started for it."""
         self._tracker = tracker
-        self._left = NAMED_STEPS  # until no inner module is named; 0: that is decided
-
-    def start(self) -> None:
-        """Have inner modules named."""
-        self._tracker.start(self, Need.NAMES)
-
-    def stop(self) -> None:
-        """Undo `start`."""
-        self._tracker.stop(self)
+        self._left = NAMED_STEPS  # steps until no inner module is named
 
     def end_step(self, *, is_short: bool) -> None:
         """Handle the end of a step. `is_short`: it needed rescues."""
         if is_short:
-            self._left = 0
-            self.start()
+            if self._left == 0:
+                self._tracker.change(self, Need.NAMES)
+            self._left = sys.maxsize
         elif self._left > 0:
             self._left -= 1
             if self._left == 0:
-                self._tracker.start(self, Need.LABELS)
+                self._tracker.change(self, Need.LABELS)

@@ -25,7 +25,7 @@ from swapkit._runtime.control.session_config import SessionConfig
 from swapkit._runtime.model import global_hooks
 from swapkit._runtime.model.ranks import is_fsdp
 from swapkit._runtime.model.step_counter import OPTIMIZER_STEP, StepCounter
-from swapkit._runtime.model.tracker import NO_MODULE, NamesIfShort
+from swapkit._runtime.model.tracker import NO_MODULE, NamesIfShort, Need
 from swapkit._runtime.process.captures import see_everything
 from swapkit._runtime.process.undo import Undo, raise_first
 from swapkit._runtime.saved.eviction import EvictionTerms
@@ -275,8 +275,8 @@ class SessionLife:
 
     def _start_thread(self) -> None:
         installation, undo = self.installation, self._of_thread
-        undo.add(self._names.stop)
-        self._names.start()
+        undo.add(functools.partial(installation.tracker.stop, self._names))
+        installation.tracker.start(self._names, Need.NAMES)
         undo.add(self.hooks.leave)
         self.hooks.enter()
         model = self._model

@@ -10,7 +10,14 @@ import torch
 from torch import nn
 
 from swapkit._native.pool import set_tag
-from swapkit._runtime.model.tracker import BACKWARD, NO_MODULE, ModuleTracker
+from swapkit._runtime.model.tracker import (
+    BACKWARD,
+    NAMED_STEPS,
+    NO_MODULE,
+    ModuleTracker,
+    NamesIfShort,
+    Need,
+)
 from tests.support.threads import on_thread
 
 if TYPE_CHECKING:
@@ -170,6 +177,17 @@ def test_tracking_when_its_last_user_stops_then_modules_are_not_seen() -> None:
     tracker.stop("first")
     model(ONE)
     assert probe.seen == ["0", ""]
+
+
+def test_names_when_a_step_ends_after_the_session_then_modules_stay_unseen() -> None:
+    """A finalizer may end a session while its step ends."""
+    tracker = ModuleTracker()
+    names = NamesIfShort(tracker)
+    tracker.start(names, Need.NAMES)
+    tracker.stop(names)
+    for is_short in (*[False] * NAMED_STEPS, True):
+        names.end_step(is_short=is_short)
+        assert not tracker.is_on
 
 
 def test_name_when_the_tag_is_of_backward_or_unknown_then_the_module_or_nothing(
