@@ -15,7 +15,6 @@ static sk_status stream_create(void *self, sk_stream **out) {
 }
 
 static sk__acl_error stream_end(const sk__ascend *ascend, sk_stream *stream, const char **what) {
-    *what = "aclrtSynchronizeStream";
     sk__acl_error error = ascend->runtime->aclrtSynchronizeStream(stream);
     if (error == SK_ACL_SUCCESS || sk__ascend_is_sticky(error)) { /* no work runs any more */
         *what = "aclrtDestroyStream";

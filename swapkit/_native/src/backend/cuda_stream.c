@@ -10,7 +10,6 @@ static sk_status stream_create(void *self, sk_stream **out) {
 }
 
 static sk__cu_result stream_end(const sk__cuda *cuda, sk_stream *stream, const char **what) {
-    *what = "cuStreamSynchronize";
     sk__cu_result result = cuda->driver->cuStreamSynchronize(stream);
     if (result == SK_CU_SUCCESS || sk__cuda_is_sticky(result)) { /* no work runs any more */
         *what = "cuStreamDestroy_v2";
