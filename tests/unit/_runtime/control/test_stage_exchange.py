@@ -50,6 +50,14 @@ def step(exchange: StageExchange, times: StageTimes | None) -> dict[int, StageTi
     return found
 
 
+def leave(exchange: StageExchange) -> None:
+    """Withdraw, and wait until that is written: a thread of its own does it."""
+    exchange.leave()
+    for thread in threading.enumerate():
+        if thread.name == "swapkit-store":
+            thread.join(20)
+
+
 def start(*pipelines: tuple[int, ...], store: Any = None) -> list[Rank]:
     shared = distributed.HashStore() if store is None else store
     return [Rank(shared, rank, ranks) for ranks in pipelines for rank in ranks]
@@ -102,7 +110,7 @@ def test_times_when_a_stage_has_another_plan_then_all_know_it_and_nothing_meanwh
 def test_times_when_a_stage_has_ended_its_session_then_they_are_no_longer_known() -> None:
     ranks = start((0, 1))
     run(ranks)
-    ranks[0].exchange.leave()
+    leave(ranks[0].exchange)
     assert run(ranks[1:], MOST_STEPS) == [{}]
     assert ranks[0].exchange.end_step(times_of(0)) == {}
 
