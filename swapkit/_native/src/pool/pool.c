@@ -198,7 +198,7 @@ sk__block *sk__fit(const sk_pool *pool, const sk__freelist *list, const sk__requ
  * granule if possible, so that the free memory beside it is whole granules, too, which can move. */
 static uintptr_t address_in(const sk_pool *pool, const sk__block *block, const sk__request *request)
     SK_REQUIRES(pool->lock) {
-    size_t unit = sk__max(pool->granule_bytes, SK_START_BYTES);
+    size_t unit = sk__max(pool->granule_bytes, SK_COMMIT_BYTES);
     if (pool->granule_bytes == 0 || request->nbytes % unit != 0) {
         return block->address;
     }

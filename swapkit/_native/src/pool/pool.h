@@ -37,6 +37,7 @@ enum {
     SK_BIN_COUNT = 656,                 /* enough for SK_MAX_BYTES */
     SK_WORD_BITS = 64,                  /* of bitmaps */
     SK_START_BYTES = 16 * 1024,         /* unit of the index of blocks by address */
+    SK_COMMIT_BYTES = 64 * 1024,        /* least that a large request commits, and its alignment */
     SK_BIN_WORDS = (SK_BIN_COUNT + SK_WORD_BITS - 1) / SK_WORD_BITS
 };
 

@@ -173,7 +173,7 @@ static size_t commit_generous(const sk_pool *pool, const sk__block *vacant, size
     if (pool->lives.stats.height_bytes > 0) {
         return needed;
     }
-    size_t wanted = vacant->segment->arena == SK_SMALL ? SK_SMALL_BYTES : SK_START_BYTES;
+    size_t wanted = vacant->segment->arena == SK_SMALL ? SK_SMALL_BYTES : SK_COMMIT_BYTES;
     wanted = sk__min(sk__round_up(wanted, pool->granule_bytes), vacant->nbytes);
     sk_assert(needed <= vacant->nbytes && needed % pool->granule_bytes == 0);
     bool room = wanted <= budget_room(pool) / 2;
