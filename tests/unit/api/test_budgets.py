@@ -6,12 +6,14 @@ import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 import swapkit
 from swapkit._runtime.control.plan_status import PlanStatus
+from swapkit._runtime.session.session import Final
 from swapkit.errors import DiskError, InvalidArgument, Unsupported
 from swapkit.ir.codec import write_planned
 from swapkit.ir.plans import Plan
@@ -167,7 +169,8 @@ def test_plan_when_it_cannot_be_saved_then_the_path_asked_for_is_named(
 ) -> None:
     (tmp_path / "file").touch()
     session = swapkit.budget("1GiB")
-    session._status = PlanStatus(plan=PLAN, trace=TRACE)
+    status = PlanStatus(plan=PLAN, trace=TRACE)
+    session._final = Final(stats=Mock(), status=status, timed=((), 0.0))
     with pytest.raises(error, match=re.escape(text.format(tmp_path))) as caught:
         session.save_plan(path if path is None else path.format(tmp_path))  # type: ignore[arg-type]
     assert ".part" not in str(caught.value)

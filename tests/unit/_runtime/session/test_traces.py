@@ -141,7 +141,7 @@ def test_memory_when_the_session_ends_meanwhile_then_the_record_is_kept(
             session.close()
             return PoolLook(installation)
 
-        monkeypatch.setattr("swapkit._runtime.session.results.PoolLook", end_first)
+        monkeypatch.setattr("swapkit._runtime.session.session.PoolLook", end_first)
         session.export_trace(tmp_path / "run.json")
     assert len(device_bytes(tmp_path / "run.json")) > 100
 
