@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import tomllib
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ GATES = {
     "complexity of a Python function": 10,
     "arguments of a Python function": 6,
     "attributes of a Python class": 15,
+    "only child of a base class": 0,
     "lines of a C file": 600,
     "lines of a header": 350,
     "lines of a C function": 60,
@@ -115,6 +117,35 @@ def measure_python(path: str, text: str) -> Iterator[Size]:
     yield from visit(ast.parse(text), "")
 
 
+def names_used(node: ast.AST) -> Iterator[str]:
+    """Yield the names in a node, but for annotations and the bases of classes."""
+    for field, value in ast.iter_fields(node):
+        if field not in {"annotation", "returns", "bases"}:
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, ast.Name):
+                    yield child.id
+                if isinstance(child, ast.AST):
+                    yield from names_used(child)
+
+
+def measure_bases(sources: dict[str, str]) -> Iterator[Size]:
+    """Yield the base classes of a package that nothing makes or recognises."""
+    trees = {path: ast.parse(text) for path, text in sources.items()}
+    used = {name for tree in trees.values() for name in names_used(tree)}
+    classes: dict[str, str] = {}
+    children: dict[str, set[str]] = {}
+    for path, node in ((path, node) for path, tree in trees.items() for node in ast.walk(tree)):
+        if isinstance(node, ast.ClassDef):
+            classes[node.name] = path
+            for base in node.bases:
+                name = re.sub(r"\[.*", "", ast.unparse(base))
+                children.setdefault(name, set()).add(node.name)
+    used |= children.get("Protocol", set())
+    for name in (classes.keys() & children.keys()) - used:
+        gate, value = "only child of a base class", len(children[name]) == 1
+        yield Size(path=classes[name], item=name, gate=gate, value=value)
+
+
 def count_code_lines(text: str) -> int:
     bare = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
     return sum(bool(line.strip()) for line in bare.splitlines())
@@ -168,9 +199,13 @@ def read(suffixes: set[str]) -> dict[str, str]:
     }
 
 
+@functools.cache
 def measure_all() -> list[Size]:
     c_sources = read({".c", ".h", ".cpp"})
-    sizes = [size for path, text in read({".py"}).items() for size in measure_python(path, text)]
+    python = read({".py"})
+    sizes = [size for path, text in python.items() for size in measure_python(path, text)]
+    package = {path: text for path, text in python.items() if path.startswith("swapkit/")}
+    sizes += measure_bases(package)
     sizes += [size for path, text in c_sources.items() for size in measure_c(path, text)]
     sizes += measure_assertions(c_sources)
     interface = (HEADER, HEADER.with_name("swapkit_sched.h"))
@@ -228,6 +263,15 @@ def test_measures_when_python_is_long_then_every_gate_sees_it() -> None:
         "complexity of a Python function": 31,
         "arguments of a Python function": 7,
     }
+
+
+def test_measures_when_a_base_has_one_child_then_seen() -> None:
+    made = "class Made: ...\nclass Used(Made): ...\ndef f(a: Used): Made()\n"
+    text = "class Base: ...\nclass A(Base): ...\nclass Two: ...\nclass B(Two): ...\n"
+    found = {each.item: each.value for each in measure_bases({"a": text, "b": "class C(Two): ..."})}
+    assert found == {"Base": 1, "Two": 0}
+    assert not list(measure_bases({"a": made}))
+    assert list(measure_bases({"a": made.replace("Made()", "...")}))
 
 
 def test_measures_when_c_is_long_then_every_gate_sees_it() -> None:
