@@ -4,7 +4,7 @@
 #   make demo     train under a budget and print the comparison (ARGS="--help" for its options);
 #                 installs only what this needs
 #   make test     the library's tests but the slow ones, on every core (ARGS="tests/unit -x" for some)
-#   make test-beside  suites of documents, packages, benchmarks and C (tests/support/tiers.py: BESIDE)
+#   make test-beside  suites of documents, packages, C, other libraries and more (tests/support/tiers.py: BESIDE)
 #   make test-fast  the quick files of the folders FAST
 #   make test-slow  the slow ones
 #   make check    format, lint, types, floors, static analysis, sanitisers

@@ -52,10 +52,17 @@ KNOWN: dict[str, dict[str, list[int]]] = {
 # `lstsq` reads memory that nobody has written.
 OTHER_BITS = ("nn_LinearCrossEntropyLoss", "linalg_lstsq")
 
-# The others take minutes, and recomputation is what could repeat an effect.
+# All modes of all operators take minutes. Recomputation is what could repeat an effect: half of the
+# operators are recomputed, the other half are regions.
+SLOW = pytest.mark.slow
+MODES = ("recomputed", *MOVED, "mixed")
 in_modes = pytest.mark.parametrize(
-    "mode",
-    ["recomputed", *(pytest.param(mode, marks=pytest.mark.slow) for mode in (*MOVED, "mixed"))],
+    ("shard", "mode"),
+    [
+        pytest.param(shard, mode, marks=() if mode == "recomputed" and shard % 2 else SLOW)
+        for shard in range(SHARDS)
+        for mode in MODES
+    ],
 )
 
 
@@ -88,13 +95,14 @@ def check(cases: Iterator[Case], mode: str) -> int:
 
 
 @in_modes
-@pytest.mark.parametrize("shard", range(SHARDS))
 def test_operators_when_in_a_mode_then_they_do_the_same(shard: int, mode: str) -> None:
     entries = operators()[shard::SHARDS]
     assert check(operator_cases(entries, dtypes=(torch.float32,), samples=1), mode) >= LEAST
 
 
-@in_modes
+@pytest.mark.parametrize(
+    "mode", ["recomputed", *(pytest.param(mode, marks=SLOW) for mode in MODES[1:])]
+)
 def test_modules_when_in_a_mode_then_they_do_the_same(mode: str) -> None:
     assert check(module_cases(modules(), samples=1), mode) >= LEAST
 
@@ -114,11 +122,14 @@ def check_regions(cases: Iterator[Case]) -> int:
 
 
 # Each sample calls another kernel, so all of them are compared where there is time.
-in_samples = pytest.mark.parametrize("samples", [1, pytest.param(None, marks=pytest.mark.slow)])
-
-
-@in_samples
-@pytest.mark.parametrize("shard", range(SHARDS))
+@pytest.mark.parametrize(
+    ("shard", "samples"),
+    [
+        pytest.param(shard, samples, marks=SLOW if samples is None or shard % 2 else ())
+        for shard in range(SHARDS)
+        for samples in (1, None)
+    ],
+)
 def test_operators_when_they_are_regions_then_they_do_the_same(
     shard: int, samples: int | None
 ) -> None:
@@ -127,7 +138,7 @@ def test_operators_when_they_are_regions_then_they_do_the_same(
     assert check_regions(cases) >= LEAST
 
 
-@in_samples
+@pytest.mark.parametrize("samples", [1, pytest.param(None, marks=SLOW)])
 def test_modules_when_they_are_regions_then_they_do_the_same(samples: int | None) -> None:
     assert check_regions(module_cases(modules(), samples=samples)) >= LEAST
 
@@ -167,13 +178,13 @@ def check_planned(cases: Iterator[Case]) -> int:
     return recomputed
 
 
-@pytest.mark.slow
+@SLOW
 @pytest.mark.parametrize("shard", range(PLANNED_SHARDS))
 def test_operators_when_a_plan_recomputes_all_that_it_may_then_they_do_the_same(shard: int) -> None:
     entries = operators()[shard::PLANNED_SHARDS]
     check_planned(operator_cases(entries, dtypes=(torch.float32,), samples=1))
 
 
-@pytest.mark.slow
+@SLOW
 def test_modules_when_a_plan_recomputes_all_that_it_may_then_they_do_the_same() -> None:
     assert check_planned(module_cases(modules(), samples=1)) > 0

@@ -8,7 +8,8 @@ from tests.integration.pipelines_program import SCENARIOS, STEPS
 from tests.support import ROOT
 from tests.support.ranks import Scenarios
 
-SLOW = ("GPipe", "LoopedBFS", "InterleavedZeroBubble", "DualPipeV")  # others are like each of these
+# Others are like each of these.
+SLOW = ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "DualPipeV")
 ON_RANKS = Scenarios(
     ROOT / "tests" / "integration" / "pipelines_program.py",
     tuple(name for name in SCENARIOS if name not in SLOW),

@@ -26,11 +26,14 @@ from tests.support import warm
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Suites of documents, packages, benchmarks, C and a browser: a change of the library seldom breaks
-# one of these alone.
+# Suites of documents, packages, benchmarks, C and a browser, of other libraries and of torch's
+# databases: a change of the library seldom breaks one of these alone.
 BESIDE = (
     "tests/browser/",
+    "tests/conformance/test_databases.py",
+    "tests/conformance/test_effects.py",
     "tests/integration/test_demo.py",
+    "tests/integrations/",
     "tests/meta/test_c_suite.py",
     "tests/meta/test_docs.py",
     "tests/meta/test_packaging.py",
