@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 import swapkit
 from swapkit._runtime.allocators.memory_holders import UNCOLLECTED_AGE
+from swapkit._runtime.model import hook_bypass
 from tests.support.sessions import make_training
 
 if TYPE_CHECKING:
-    import torch
+    from swapkit._runtime.session.session import Session
 
 STEPS = UNCOLLECTED_AGE + 4
 
@@ -48,3 +50,28 @@ def test_explain_when_a_program_keeps_what_steps_made_then_it_is_named_with_its_
 
 def test_explain_when_nothing_is_kept_then_parameters_gradients_and_states_are_not_named() -> None:
     assert "uncollected" not in explain_after(keeps=False)
+
+
+def test_memory_when_an_inner_module_keeps_more_each_step_then_error_and_report_name_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Inner modules go unnamed while there is room, but not while a program keeps what it makes."""
+    monkeypatch.setattr(hook_bypass, "has_compiled", lambda: False)  # by another test
+    training = make_training()
+    kept: list[torch.Tensor] = []
+    up = training.model[1].up  # type: ignore[index]
+    up.register_forward_hook(lambda _module, _inputs, result: kept.append(result.detach() + 1))
+    budget = swapkit.budget("24MiB", training.model, training.optimizer, policy="rescue")
+    reports: list[str] = []
+
+    def train(session: Session) -> None:
+        while True:
+            training.step()
+            if session.stats.oom_rescues == 0:
+                reports.append(session.explain())
+
+    with budget as session, pytest.raises(torch.OutOfMemoryError) as caught:
+        train(session)
+    uncollected = reports[-1].partition("uncollected (")[2]
+    for text in (uncollected, str(caught.value).partition("Largest holders")[2]):
+        assert text.splitlines()[1].partition("made in ")[2].startswith("1"), text

@@ -551,6 +551,8 @@ class ModuleTracker:
 
 
 NAMED_STEPS = 2  # whose inner modules are named although there is room
+# Times the bytes in use after these steps: what is kept beyond it is named, before memory is short.
+GROWTH = 1.25
 
 
 class NamesIfShort:
@@ -559,20 +561,27 @@ class NamesIfShort:
     Their calls are the largest cost of a session without a plan that frees nothing; one with a plan
     bypasses them by itself (`control/steps.py`). Addresses are planned by names, so these change at
     most twice. `end_step` runs on the thread that ends the steps.
+
+    A program that keeps what its steps make is short of memory in the end, and the error is to say
+    which module made it: so names are back once clearly more is in use than after the first steps.
     """
 
     def __init__(self, tracker: ModuleTracker) -> None:
         """Do nothing before the tracker has started for it."""
+        self.is_recorded = False  # whether the memory's history is, which names modules
         self._tracker = tracker
         self._left = NAMED_STEPS  # steps until no inner module is named
+        self._named_bytes = 0  # in use after them
 
-    def end_step(self, *, is_short: bool) -> None:
+    def end_step(self, in_use_bytes: int, *, is_short: bool) -> None:
         """Handle the end of a step. `is_short`: it needed rescues."""
-        if is_short:
+        has_grown = self._left == 0 and in_use_bytes > GROWTH * self._named_bytes
+        if is_short or has_grown or self.is_recorded:
             if self._left == 0:
                 self._tracker.change(self, Need.NAMES)
             self._left = sys.maxsize
         elif self._left > 0:
             self._left -= 1
             if self._left == 0:
+                self._named_bytes = in_use_bytes
                 self._tracker.change(self, Need.LABELS)

@@ -107,7 +107,7 @@ class SessionLife:
         self._began_bytes = installation.pool.in_use_bytes()
         self.threads = ""  # where they run, if they are bound
         self._ranks: RankWatch | None = None  # None: other ranks go on when one fails
-        self._names = NamesIfShort(installation.tracker)
+        self.names = NamesIfShort(installation.tracker)
 
     # ---- status and steps ------------------------------------------------------------------------
 
@@ -161,7 +161,8 @@ class SessionLife:
         controller = self.controller
         record = self.history.end_step(Stage.STABLE if controller is None else controller.stage)
         if controller is None:
-            self._names.end_step(is_short=record.rescues > 0)
+            in_use_bytes = self.installation.pool.in_use_bytes()
+            self.names.end_step(in_use_bytes, is_short=record.rescues > 0)
         else:
             controller.end_step()
             if controller.note_progress(self.history.steps):
@@ -275,8 +276,8 @@ class SessionLife:
 
     def _start_thread(self) -> None:
         installation, undo = self.installation, self._of_thread
-        undo.add(functools.partial(installation.tracker.stop, self._names))
-        installation.tracker.start(self._names, Need.NAMES)
+        undo.add(functools.partial(installation.tracker.stop, self.names))
+        installation.tracker.start(self.names, Need.NAMES)
         undo.add(self.hooks.leave)
         self.hooks.enter()
         model = self._model

@@ -163,6 +163,7 @@ class Session:
             self._recording = None
         if enabled:
             self._recording = MemoryRecording(life, max_entries)
+            life.names.is_recorded = True
 
     def __reduce_ex__(self, _protocol: SupportsIndex) -> NoReturn:
         raise TypeError(

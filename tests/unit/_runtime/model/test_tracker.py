@@ -186,7 +186,7 @@ def test_names_when_a_step_ends_after_the_session_then_modules_stay_unseen() -> 
     tracker.start(names, Need.NAMES)
     tracker.stop(names)
     for is_short in (*[False] * NAMED_STEPS, True):
-        names.end_step(is_short=is_short)
+        names.end_step(1, is_short=is_short)
         assert not tracker.is_on
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import swapkit
+from swapkit._runtime.model import hook_bypass
 from swapkit._runtime.session.memory_history import PoolLook
 from swapkit.errors import DiskError, InvalidArgument, InvalidType, SessionError
 from swapkit.testing import planning_at_once, slow_link
@@ -111,6 +112,22 @@ def test_copies_when_recorded_then_each_with_the_time_that_the_link_took(tmp_pat
     steps = slices_of(events, "measured", "steps")
     begin, end = steps[0]["ts"], steps[-1]["ts"] + steps[-1]["dur"]
     assert all(begin <= each["ts"] <= end for each in (*out, *back)), "one clock for both"
+
+
+def test_copies_when_recorded_after_steps_with_room_then_by_inner_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hook_bypass, "has_compiled", lambda: False)  # by another test
+    model, optimizer = make()
+    with swapkit.budget("4MiB", model, optimizer, policy="rescue") as session:
+        session.record_memory_history()
+        for tokens in (64, 64, 64, 64, 2048):
+            model(torch.randn(tokens, WIDTH)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        session.export_trace(tmp_path / "run.json")
+    out = copies_of(read(tmp_path / "run.json"), "measured", "copy out")
+    assert len(values_of(out, "module")) > 1
 
 
 def test_memory_when_the_session_ended_then_as_it_was_at_its_end(tmp_path: Path) -> None:
