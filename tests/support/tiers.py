@@ -26,13 +26,15 @@ from tests.support import warm
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Suites of documents, packages, benchmarks, C and a browser, of other libraries and of torch's
-# databases: a change of the library seldom breaks one of these alone.
+# Suites of documents, packages, commands, benchmarks, C and a browser, of other libraries and of
+# torch's databases: a change of the library seldom breaks one of these alone.
 BESIDE = (
     "tests/browser/",
     "tests/conformance/test_databases.py",
     "tests/conformance/test_effects.py",
     "tests/integration/test_demo.py",
+    "tests/integration/test_run_command.py",
+    "tests/integration/test_run_files.py",
     "tests/integrations/",
     "tests/meta/test_c_suite.py",
     "tests/meta/test_docs.py",
