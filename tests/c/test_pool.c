@@ -91,6 +91,16 @@ SK_TEST(pool, test_take_when_same_size_was_given_then_same_block_and_no_growth) 
     both_modes(reuse);
 }
 
+SK_TEST(pool, test_take_when_a_large_block_lacks_a_page_then_64_kib_are_committed_at_once) {
+    fixture f = fixture_open(CAPACITY, false);
+    give(&f, take(&f, 2 * MIB, NULL));
+    CHECK_EQUAL(2 * MIB, stats_of(&f).reserved_bytes[0].current);
+    void *larger = take(&f, 2 * MIB + 4 * KIB, NULL);
+    CHECK_EQUAL(2 * MIB + 64 * KIB, stats_of(&f).reserved_bytes[0].current);
+    give(&f, larger);
+    fixture_close(&f);
+}
+
 /* Three holes of different size between blocks in use: the smallest that fits is taken. */
 static void best_fit(fixture *f) {
     static const size_t sizes[] = {64 * KIB, 16 * KIB, 32 * KIB};
