@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 PYTHON = "SWAPKIT_CUDA_PYTHON"
 HOW = (
     "make one with `python3 -m venv FOLDER` and `FOLDER/bin/pip install torch==2.13.0 cffi "
-    f"highspy numpy pyyaml` (PyPI's is built for CUDA 13), and set {PYTHON}=FOLDER/bin/python"
+    f"highspy numpy pyyaml wrapt` (PyPI's is built for CUDA 13), and set {PYTHON}=FOLDER/bin/python"
 )
 LOOK = "import torch; print(torch.version.cuda or '')"
 WARM_UP = "import swapkit; swapkit.install(device='cuda')"

@@ -49,6 +49,19 @@ def test_model_with_choices_when_copied_shallowly_then_the_copy_runs_itself(
     assert torch.equal(twin(x), halved)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad:UserWarning")
+@pytest.mark.parametrize("name", CHOICES)
+def test_model_with_choices_when_copied_shallowly_and_compiled_then_the_copy_runs_itself(
+    name: str,
+) -> None:
+    x = torch.ones(2, 8)
+    expected = halve(make_plain_model(), copy.copy)(x)
+    model = choose(name)
+    twin = halve(model, copy.copy)
+    torch._dynamo.reset()
+    assert torch.allclose(torch.compile(twin, backend="eager")(x), expected)
+
+
 def test_copy_when_the_user_has_replaced_forward_then_that_is_bound_as_it_was() -> None:
     class Scaled(nn.Module):
         def __init__(self, scale: float) -> None:

@@ -1,7 +1,8 @@
 """The registry of parts, and the replacements for their functions.
 
-A module gets its own `forward` that runs as its part says. Module classes and functions get a
-wrapper.
+A module gets its own `forward` that runs as its part says: a `wrapt` proxy of the method, so that
+what Python and torch ask of a method, the method answers. Module classes and functions get a
+wrapper that is a function.
 """
 
 from __future__ import annotations
@@ -13,99 +14,91 @@ import pickle
 import sys
 import weakref
 from collections.abc import Callable
-from types import FrameType, MethodType
+from types import MethodType
 from typing import Any
 
 import torch
+import wrapt
 
 from swapkit._runtime.thread_state import thread_state
-from swapkit._runtime.torch_compat.internals import AROUND_MODULE_CALL, is_tracing
-from swapkit._runtime.torch_compat.isolation import uncompiled_itself
+from swapkit._runtime.torch_compat.internals import is_tracing, module_hooks
+from swapkit._runtime.torch_compat.isolation import uncompiled_itself, untraced
 from swapkit._runtime.torch_compat.pickling import PickledCall, loader
 from swapkit._runtime.user_choices.part import Part
 from swapkit.errors import SessionError
 from swapkit.registry import Choice
 
-# Torch's frames between the call of a module and its `forward`, with hooks or while tracing.
-_MOST_BETWEEN = 4
-
 # ---- the replacement for a module's `forward` ---------------------------------------------------
 
 
-class PartForward:
+class PartForward(wrapt.ObjectProxy):  # type: ignore[type-arg] # wrapt 1 takes none
     """A module's `forward` as a part; copied and pickled with the module.
 
-    It refers to the module weakly. Otherwise each module with choices would be in a cycle, and a
-    copy's memory would wait for the garbage collector (as an unpickled module's memory still does).
-    A shallow copy of the module shares this `forward` until it is called: see `_rebound`. Where
-    swapkit is not installed, a pickle loads with the former `forward`.
+    It is not in the class: the compiler would run the code of a module without choices for another
+    one with choices. It refers to the module weakly. Otherwise each module with choices would be in
+    a cycle, and a copy's memory would wait for the garbage collector (as an unpickled module's
+    memory still does). A shallow copy of the module shares this `forward` until it is called: see
+    `rebound`. Where swapkit is not installed, a pickle loads with the former `forward`.
     """
+
+    # A proxy keeps what its class declares, and passes other attributes on to the method.
+    part = Part()
+    class_choices: tuple[Choice, ...] = ()
+    former: Callable[..., Any] | None = None
+    keeper: torch.nn.Module | None = None
 
     def __init__(self, module: torch.nn.Module, former: Callable[..., Any] | None = None) -> None:
         """Replace a module's `forward`. `former`: a replacement that the user had set before."""
+        forward, by_class = _find_inner(module, former)
+        is_method = type(forward) is MethodType and forward.__self__ is module
+        function = forward.__func__ if is_method else None
+        super().__init__(
+            forward if function is None else MethodType(function, weakref.proxy(module))
+        )
+        self._self_module = weakref.ref(module)
+        self._self_function = function  # bound anew for each call
         self.former = former
-        self._module = weakref.ref(module)
-        self.keeper: torch.nn.Module | None = None
-        forward: Any = module.forward if former is None else former
-        function, owner = getattr(forward, "__func__", forward), getattr(forward, "__self__", None)
-        by_class = _find_part(function)
-        if by_class is not None:  # a choice for its class also counts for it: judge them together
-            function = function.__wrapped__
-            forward = function if owner is None else MethodType(function, owner)
-        is_method = owner is module and hasattr(forward, "__func__")
-        self._function = function if is_method else None  # bound anew for each call
-        # A `forward` that is not a method of it.
-        self._other: Callable[..., Any] | None = None if is_method else forward
-        for name in functools.WRAPPER_ASSIGNMENTS:
-            if hasattr(forward, name):
-                setattr(self, name, getattr(forward, name))
         self.part = Part(() if by_class is None else by_class.choices)
         self.class_choices = self.part.choices
 
+    @property
+    def __self__(self) -> object:
+        """The module, as of any method: the method inside has a proxy."""
+        return self.bound().__self__  # type: ignore[attr-defined]
+
     def __call__(self, *args: object, **kwargs: object) -> object:
         if torch.compiler.is_exporting():  # nothing is saved
-            return self.__wrapped__(*args, **kwargs)
-        # Bound inside `_run`: a compiler would replace a bound `forward` by this attribute.
+            return self.bound()(*args, **kwargs)
         return _run(self.part, self, args, kwargs)
 
-    @property
-    def __wrapped__(self) -> Callable[..., Any]:
-        """The function that runs as a part; also read by tools for its signature or source."""
-        if self._other is not None:
-            return self._other
-        assert self._function is not None
-        bound: Callable[..., Any] = self._function.__get__(self._get_module())
-        return bound
+    def bound(self) -> Callable[..., Any]:
+        """Return what runs as a part, bound to the module."""
+        bound: Any = self.__wrapped__
+        if self._self_function is not None:
+            bound = self._self_function.__get__(self._get_module())
+        return bound  # type: ignore[no-any-return]
 
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        """`MethodType`, so that `inspect` and others see a method."""
-        return MethodType if self._other is None else PartForward
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever a method has
-        """Return an attribute of the method, for `torch.export` and `torch.jit.script`."""
-        if name in _OWN:  # not set yet: this object is being constructed
-            raise AttributeError(name)
-        return getattr(self.__wrapped__, name)
-
-    def _rebound(self) -> PartForward:
+    @untraced
+    def rebound(self) -> PartForward:
         """Return the `forward` of the module that torch calls; a shallow copy gets its own.
 
         `copy.copy` and `DataParallel` copy a module's attributes without calling any method of
-        them. Called from `_run`.
+        them. Called by `_run`.
         """
-        if self.former is not None:  # the user's replacement is already bound
+        frame = sys._getframe(3)  # noqa: SLF001 - around `_run` and `__call__`: torch's, usually
+        if frame.f_globals is not vars(module_hooks) or self.former is not None:
+            return self  # called directly, or the user's replacement is already bound
+        module: Any = frame.f_locals.get("self")
+        has_this = isinstance(module, torch.nn.Module) and vars(module).get("forward") is self
+        if not has_this or module is self._self_module():
             return self
-        module = _find_called()
-        if module is None or module is self._module() or vars(module).get("forward") is not self:
-            return self
-        twin: PartForward = object.__new__(PartForward)
-        vars(twin).update(vars(self), _module=weakref.ref(module), keeper=None)
+        twin = PartForward(module)
+        twin.part = self.part
         module.forward = twin
         return twin
 
     def _get_module(self) -> torch.nn.Module:
-        module = self._module()
+        module: torch.nn.Module | None = self._self_module()
         if module is None:
             raise SessionError(
                 "the module of this `forward` was deleted: keep the module, not only its `forward`"
@@ -114,46 +107,46 @@ class PartForward:
 
     # ---- copies ---------------------------------------------------------------------------------
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> object:
-        module = self._get_module()
-        copied = memo.get(id(module))
-        if copied is None:  # copied without its module
-            return MethodType(_call_forward, copy.deepcopy(module, memo))
-        twin = PartForward(copied, copy.deepcopy(self.former, memo))
-        twin.part = copy.deepcopy(self.part, memo)
-        return twin
+    def __copy__(self) -> PartForward:
+        return self
 
-    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+    def __deepcopy__(self, memo: dict[int, Any]) -> PartForward:
+        module = self._get_module()
+        is_alone = id(module) not in memo
+        twin = copy.deepcopy(module, memo)
+        made = PartForward(twin, copy.deepcopy(self.former, memo))
+        made.part = copy.deepcopy(self.part, memo)
+        if is_alone:  # copied without its module
+            made.keeper = twin
+        return made
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, tuple[Any, ...]]:
         module = self._get_module()
         # Bound methods are looked up when a pickle is loaded, and can be hashed for any module.
         owner = PickledCall(getattr, module, "__init__")
-        plain = PickledCall(getattr, module, "forward") if self.former is None else self.former
+        former = self.former
+        plain = PickledCall(getattr, module, "forward") if former is None else former
         return loader(__name__, load_forward.__name__), ((_dump(self.part), owner), plain)
 
 
-_BEGIN = PartForward.__call__.__code__
+def _find_inner(module: torch.nn.Module, former: object) -> tuple[Any, Part | None]:
+    """Return what runs as a part for a module, and the part of its class, if there is one."""
+    forward: Any = _bind_by_class(module) if former is None else former
+    owner = getattr(forward, "__self__", None)
+    if former is None and owner is module and type(forward) is not MethodType:
+        forward = MethodType(type(module).forward, module)  # a decorator's descriptor
+    function = getattr(forward, "__func__", forward)
+    by_class = _find_part(function)
+    if by_class is not None:  # a choice for its class also counts for it: judge them together
+        function = function.__wrapped__
+        forward = function if owner is None else MethodType(function, owner)
+    return forward, by_class
 
 
-def _find_called() -> torch.nn.Module | None:
-    """Return the module whose call has just begun this `forward`; None: called directly."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
-    while frame is not None and frame.f_code is not _BEGIN:
-        frame = frame.f_back
-    for _ in range(_MOST_BETWEEN):
-        frame = frame and frame.f_back
-        if frame is not None and frame.f_code is AROUND_MODULE_CALL:
-            module: torch.nn.Module = frame.f_locals["self"]
-            return module
-    return None
-
-
-_OWN = frozenset({"former", "keeper", "part", "class_choices", "_module", "_function", "_other"})
-
-
-def _call_forward(module: torch.nn.Module, *args: object, **kwargs: object) -> object:
-    """Run a module's `forward`. Bound to the module, it is a `forward` that keeps it alive."""
-    result: object = module.forward(*args, **kwargs)
-    return result
+def _bind_by_class(module: torch.nn.Module) -> Any:  # noqa: ANN401 - whatever a class has there
+    """Return the `forward` of a module without one among its own attributes."""
+    found = inspect.getattr_static(type(module), "forward")
+    return found.__get__(module, type(module)) if hasattr(found, "__get__") else found
 
 
 def _dump(part: Part) -> bytes:
@@ -173,8 +166,7 @@ def load_forward(key: tuple[bytes, Any], plain: Callable[..., Any]) -> Callable[
     module = owner.__self__
     if isinstance(plain, PartForward) or not dumped:
         return plain
-    is_former = getattr(plain, "__func__", None) is not type(module).forward
-    forward = PartForward(module, plain if is_former else None)
+    forward = PartForward(module, None if plain == _bind_by_class(module) else plain)
     forward.keeper = module  # it may have been pickled without its module
     forward.part = pickle.loads(dumped)
     return forward
@@ -234,24 +226,18 @@ def carry_marks(model: torch.nn.Module) -> None:
         end_part(model)
 
 
-_SUSPENDED = (
-    inspect.iscoroutinefunction,
-    inspect.isgeneratorfunction,
-    inspect.isasyncgenfunction,
-)
-
-
 def is_suspended(function: object) -> bool:
     """Return whether a function's body runs after its call: a generator or coroutine function."""
-    return any(is_kind(function) for is_kind in _SUSPENDED)
+    is_asynchronous = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+    return is_asynchronous or inspect.isgeneratorfunction(function)
 
 
 def make_function(function: Callable[..., Any], choice: Choice) -> Callable[..., Any]:
     """Return a wrapper that runs a function as a part; if it is one already, add the choice.
 
-    The wrapper is a plain function: it is pickled by its name, copied as itself, bound as a method,
-    and the compiler traces callers through it. A `wrapt.FunctionWrapper` can be neither copied nor
-    pickled, and torch.compile fails on a function that calls one.
+    The wrapper is a plain function: it is pickled by its name, copied as itself, bound as a method.
+    A `wrapt.FunctionWrapper` passes for the function inside: compiled callers, and pickles by value
+    of local functions, would have that instead, without its choices.
     """
     former = _find_part(function)
     inner = function if former is None else function.__wrapped__  # type: ignore[attr-defined]
@@ -286,7 +272,7 @@ def _run(
     part: Part, function: Callable[..., Any], args: tuple[object, ...], kwargs: dict[str, object]
 ) -> object:
     if isinstance(function, PartForward):
-        function = function._rebound().__wrapped__  # noqa: SLF001
+        function = function.rebound().bound()
     if is_tracing():
         return function(*args, **kwargs)
     return part.run(function, args, kwargs)

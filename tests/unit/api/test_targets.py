@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import pickle
-from typing import TYPE_CHECKING
+import types
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+import wrapt
 from torch import nn
 
 import swapkit
@@ -96,6 +99,24 @@ def test_caller_of_a_decorated_function_when_compiled_then_it_gives_the_same() -
     assert torch.equal(torch.compile(call, backend="eager")(x), call(x))
 
 
+@pytest.mark.filterwarnings("ignore:The .grad:UserWarning")
+def test_caller_of_a_decorated_function_when_compiled_then_the_choice_holds() -> None:
+    before = copied()
+    gradient(torch.compile(lambda x: at_module_level(x * 2) + 1, backend="eager"))
+    assert copied() > before
+
+
+def test_function_when_made_anew_from_its_code_then_the_choice_holds() -> None:
+    # So do pickles by value, as of functions of `__main__`.
+    function: Any = at_module_level
+    made = types.FunctionType(
+        function.__code__, function.__globals__, None, function.__defaults__, function.__closure__
+    )
+    before = copied()
+    gradient(lambda x: made(x * 2))
+    assert copied() > before
+
+
 class StaticForward(nn.Module):
     @staticmethod
     def forward(x: torch.Tensor) -> torch.Tensor:
@@ -131,6 +152,43 @@ def test_forward_of_a_class_when_it_is_no_method_then_it_binds_as_without(
     assert len(swapkit.choices(module)) == 1 + by_instance
     twin = copy.deepcopy(module)
     assert torch.equal(gradient(twin), gradient(kind()))
+
+
+def test_forward_when_it_is_no_method_and_pickled_then_the_class_has_it_without_choices() -> None:
+    loaded = pickle.loads(pickle.dumps(swapkit.offload(StaticForward())))
+    assert swapkit.choices(loaded).remove() == 1
+    assert "forward" not in vars(loaded)
+
+
+def test_forward_when_a_descriptor_binds_it_then_it_still_does() -> None:
+    found = []
+
+    @wrapt.decorator
+    def note(wrapped: Any, instance: object, args: Any, kwargs: Any) -> Any:
+        found.append(instance)
+        return wrapped(*args, **kwargs)
+
+    class Noted(nn.Module):
+        @note
+        def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            return (x * 2.0).sin()
+
+    module = swapkit.offload(Noted())
+    before = copied()
+    gradient(module)
+    assert copied() > before
+    assert found == [module]
+
+
+def test_forward_when_chosen_for_then_it_has_the_attributes_of_a_method() -> None:
+    module, plain = swapkit.offload(nn.Linear(2, 2)), nn.Linear(2, 2)
+    assert inspect.ismethod(module.forward)
+    assert module.forward.__self__ is module
+    assert copy.copy(module.forward) is module.forward
+    around, expected = (
+        functools.update_wrapper(functools.partial(print), each.forward) for each in (module, plain)
+    )
+    assert vars(around).keys() == vars(expected).keys()  # as around hooks of accelerate's
 
 
 def numbers(x: torch.Tensor) -> Iterator[torch.Tensor]:
