@@ -43,11 +43,15 @@ def train_to_layout(training: Training, session: Session, installation: Installa
 
 
 def lies_as_planned(training: Training, installation: Installation) -> bool:
-    """Train a step; return whether all of it lay in the layout's memory."""
-    before = layout_of(installation)
+    """Train a step; return whether all of it lay in the layout's memory, where that was already.
+
+    After enough such steps other memory goes back: see `PoolLayout._watch`.
+    """
+    before, maps = layout_of(installation), installation.pool.stats()["maps"]
     training.step()
     after = layout_of(installation)
-    return after.served_bytes - before.served_bytes == after.hit_bytes - before.hit_bytes > 0
+    lies = after.served_bytes - before.served_bytes == after.hit_bytes - before.hit_bytes > 0
+    return lies and installation.pool.stats()["maps"] == maps
 
 
 def train_in_layout(training: Training, installation: Installation) -> bool:
