@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import swapkit
+from swapkit._runtime.user_choices.part import changes
 from tests.integration.test_session_objects import CHOICES, choose, make_plain_model
 
 if TYPE_CHECKING:
@@ -60,6 +61,27 @@ def test_model_with_choices_when_copied_shallowly_and_compiled_then_the_copy_run
     twin = halve(model, copy.copy)
     torch._dynamo.reset()
     assert torch.allclose(torch.compile(twin, backend="eager")(x), expected)
+
+
+def test_copy_when_its_class_has_a_call_of_its_own_then_the_copy_runs_itself() -> None:
+    class Scaled(nn.Linear):
+        def _call_impl(self, *args: object, **kwargs: object) -> torch.Tensor:
+            result: torch.Tensor = self.forward(*args, **kwargs)  # type: ignore[arg-type]
+            return result
+
+    module = swapkit.checkpoint(Scaled(8, 8))
+    twin = copy.copy(module)
+    vars(twin)["_parameters"] = dict.fromkeys(module._parameters)
+    twin.weight = nn.Parameter(module.weight.detach() / 2)
+    x = torch.ones(2, 8)
+    assert torch.equal(twin(x), nn.functional.linear(x, twin.weight))
+
+
+def test_copy_when_called_then_no_choice_has_changed() -> None:
+    twin = copy.copy(swapkit.checkpoint(nn.Linear(8, 8)))
+    before = changes()
+    twin(torch.ones(2, 8))
+    assert changes() == before
 
 
 def test_copy_when_the_user_has_replaced_forward_then_that_is_bound_as_it_was() -> None:

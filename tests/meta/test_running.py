@@ -172,6 +172,21 @@ def test_suite_when_slow_tests_are_asked_for_then_they_run(tmp_path: Path) -> No
     assert "not run" not in output
 
 
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [((), set()), (("--beside",), {"test_quick"}), (("-m", "slow"), {"test_slow"})],
+)
+def test_suite_when_it_runs_beside_then_its_slow_tests_run_with_the_others(
+    tmp_path: Path, options: tuple[str, ...], names: set[str]
+) -> None:
+    (tmp_path / "plugin.py").write_text(
+        "from tests.support import tiers\ntiers.BESIDE = ('test_example.py',)\n", encoding="utf-8"
+    )
+    options = ("-o", f"pythonpath={tmp_path}", "-p", "plugin", "-rA", *options)
+    _, output = run_suite(tmp_path, SLOW, *options)
+    assert set(re.findall(r"^PASSED .*::(\w+)", output, re.MULTILINE)) == names, output
+
+
 @pytest.mark.parametrize("options", [(), XDIST], ids=["alone", "xdist"])
 def test_suite_when_it_has_to_be_fast_then_costly_files_are_left_out_and_named(
     tmp_path: Path, options: tuple[str, ...]

@@ -113,7 +113,7 @@ def leave_beside(config: pytest.Config, items: list[pytest.Item]) -> None:
     beside = [item for item in items if item.nodeid.startswith(BESIDE)]
     if config.option.beside:
         items[:] = beside
-    else:
+    elif not config.option.markexpr:  # `-m slow` takes those of all suites
         named = [each for each in config.args if "::" in each or each.endswith(".py")]
         leave_out(config, items, "beside, make test-beside", beside, named)
 

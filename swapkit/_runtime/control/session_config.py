@@ -68,6 +68,11 @@ class SessionConfig:
         )
 
     @property
+    def policy_name(self) -> str:
+        """The name of the policy, or of the class of a user's one."""
+        return self.policy if isinstance(self.policy, str) else type(self.policy).__name__
+
+    @property
     def plans(self) -> bool:
         """Whether the session makes plans, or was given one."""
         return self.policy != RESCUE or self.saved_plan is not None

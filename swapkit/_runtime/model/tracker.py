@@ -551,8 +551,9 @@ class ModuleTracker:
 
 
 NAMED_STEPS = 2  # whose inner modules are named although there is room
-# Times the bytes in use after these steps: what is kept beyond it is named, before memory is short.
-GROWTH = 1.25
+# Times the bytes in use after these steps, in steps in a row: what is kept beyond that is named
+# before memory is short.
+GROWTH, GROWN_STEPS = 1.25, 3
 
 
 class NamesIfShort:
@@ -572,11 +573,13 @@ class NamesIfShort:
         self._tracker = tracker
         self._left = NAMED_STEPS  # steps until no inner module is named
         self._named_bytes = 0  # in use after them
+        self._grown = 0  # steps in a row that ended with clearly more
 
     def end_step(self, in_use_bytes: int, *, is_short: bool) -> None:
         """Handle the end of a step. `is_short`: it needed rescues."""
         has_grown = self._left == 0 and in_use_bytes > GROWTH * self._named_bytes
-        if is_short or has_grown or self.is_recorded:
+        self._grown = self._grown + 1 if has_grown else 0
+        if is_short or self._grown == GROWN_STEPS or self.is_recorded:
             if self._left == 0:
                 self._tracker.change(self, Need.NAMES)
             self._left = sys.maxsize

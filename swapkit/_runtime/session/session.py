@@ -100,7 +100,7 @@ class Session:
 
         Return 0 after the session's end. Freed tensors come back when backward needs them.
         """
-        return 0 if self._active is None else self._active.rescue(needed_bytes)
+        return 0 if (active := self._active) is None else active.rescue(needed_bytes)
 
     def hints(self, needed_bytes: int = 0) -> list[str]:
         """Return hints for a user whose session runs out of memory.
@@ -108,7 +108,7 @@ class Session:
         Args:
             needed_bytes: the bytes in use plus those of the failed request.
         """
-        return [] if self._active is None else self._active.hints(needed_bytes)
+        return [] if (active := self._active) is None else active.hints(needed_bytes)
 
     def add_hint(self, advise: Callable[[int], str]) -> None:
         """Add a hint to the error message of a step that does not fit.
@@ -161,9 +161,9 @@ class Session:
         if self._recording is not None:
             self._recording.stop()
             self._recording = None
+        life.names.is_recorded = enabled
         if enabled:
             self._recording = MemoryRecording(life, max_entries)
-            life.names.is_recorded = True
 
     def __reduce_ex__(self, _protocol: SupportsIndex) -> NoReturn:
         raise TypeError(
@@ -304,7 +304,7 @@ class Session:
     @property
     def is_active(self) -> bool:
         """Whether the session was entered and has not ended."""
-        return self._active is not None and not self._active.is_closed
+        return (active := self._active) is not None and not active.is_closed
 
     @property
     def stage(self) -> str:
@@ -337,7 +337,10 @@ class Session:
         Raises:
             SessionError: the session was not entered yet.
         """
-        return self._require().stats() if self._final is None else self._final.stats
+        active, final = self._active, self._final  # in this order: one of them is there
+        if final is not None:
+            return final.stats
+        return self._require().stats() if active is None else active.stats()
 
     @property
     def history(self) -> tuple[StepRecord, ...]:
@@ -398,8 +401,8 @@ class Session:
         threads = [self._threads] if self._threads else []
         layout = self._installation.layout
         places = [] if layout is None else reports.explain_layout(layout.stats())
-        text = reports.explain(stats, self._find_status(), self._policy_name, outside)
-        trained = () if self._active is None else self._active.swapper.trained()
+        text = reports.explain(stats, self._find_status(), self._config.policy_name, outside)
+        trained = () if (active := self._active) is None else active.swapper.trained()
         states = reports.explain_states(trained)
         return "\n".join([text, *states, *kept, *places, *threads, *advice])
 
@@ -437,7 +440,7 @@ class Session:
             stats,
             self._find_status(),
             self.history,
-            policy=self._policy_name,
+            policy=self._config.policy_name,
             is_ended=not self.is_active,
         )
         write_report(path, record)
@@ -490,9 +493,9 @@ class Session:
         if self._final is None:
             self._require()
         assert self._installation is not None
-        look = self._read_memory(self._installation)
+        timed, look = self._timed(), self._read_memory(self._installation)
         memory = None if look is None else look.history()
-        write_trace_file(path, self._find_status(), self._timed(), self.limit_bytes, memory)
+        write_trace_file(path, self._find_status(), timed, self.limit_bytes, memory)
 
     def _timed(self) -> tuple[tuple[StepRecord, ...], float]:
         """Return the steps so far, and when the last one ended."""
@@ -536,15 +539,10 @@ class Session:
             return active.status()
         return PlanStatus() if self._final is None else self._final.status
 
-    @property
-    def _policy_name(self) -> str:
-        policy = self._config.policy
-        return policy if isinstance(policy, str) else type(policy).__name__
-
     def _require(self) -> SessionLife:
-        if self._active is None:
+        if (active := self._active) is None:
             raise SessionError(NOT_ACTIVE)
-        return self._active
+        return active
 
 
 # Sessions in the order of their entry; ended ones are removed when the next one is entered.

@@ -14,8 +14,8 @@ import pickle
 import sys
 import weakref
 from collections.abc import Callable
-from types import MethodType
-from typing import Any
+from types import FrameType, FunctionType, MethodType
+from typing import Any, cast
 
 import torch
 import wrapt
@@ -47,7 +47,12 @@ class PartForward(wrapt.ObjectProxy):  # type: ignore[type-arg] # wrapt 1 takes 
     former: Callable[..., Any] | None = None
     keeper: torch.nn.Module | None = None
 
-    def __init__(self, module: torch.nn.Module, former: Callable[..., Any] | None = None) -> None:
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        former: Callable[..., Any] | None = None,
+        part: Part | None = None,
+    ) -> None:
         """Replace a module's `forward`. `former`: a replacement that the user had set before."""
         forward, by_class = _find_inner(module, former)
         is_method = type(forward) is MethodType and forward.__self__ is module
@@ -58,8 +63,13 @@ class PartForward(wrapt.ObjectProxy):  # type: ignore[type-arg] # wrapt 1 takes 
         self._self_module = weakref.ref(module)
         self._self_function = function  # bound anew for each call
         self.former = former
-        self.part = Part(() if by_class is None else by_class.choices)
-        self.class_choices = self.part.choices
+        self.class_choices = () if by_class is None else by_class.choices
+        self.part = Part(self.class_choices) if part is None else part
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """`MethodType`, or its own: the compiler takes a proxy of a function for that function."""
+        return PartForward if self._self_function is None else MethodType
 
     @property
     def __self__(self) -> object:
@@ -69,13 +79,14 @@ class PartForward(wrapt.ObjectProxy):  # type: ignore[type-arg] # wrapt 1 takes 
     def __call__(self, *args: object, **kwargs: object) -> object:
         if torch.compiler.is_exporting():  # nothing is saved
             return self.bound()(*args, **kwargs)
-        return _run(self.part, self, args, kwargs)
+        return _run(None, self, args, kwargs)  # the compiler would seek `part` in the method
 
     def bound(self) -> Callable[..., Any]:
         """Return what runs as a part, bound to the module."""
         bound: Any = self.__wrapped__
-        if self._self_function is not None:
-            bound = self._self_function.__get__(self._get_module())
+        if self._self_function is not None:  # not by `MethodType`: `torch.export` does not trace it
+            module = self._get_module()
+            bound = self._self_function.__get__(module, type(module))
         return bound  # type: ignore[no-any-return]
 
     @untraced
@@ -85,15 +96,16 @@ class PartForward(wrapt.ObjectProxy):  # type: ignore[type-arg] # wrapt 1 takes 
         `copy.copy` and `DataParallel` copy a module's attributes without calling any method of
         them. Called by `_run`.
         """
-        frame = sys._getframe(3)  # noqa: SLF001 - around `_run` and `__call__`: torch's, usually
-        if frame.f_globals is not vars(module_hooks) or self.former is not None:
+        frame: FrameType | None = sys._getframe(3)  # noqa: SLF001 - around `_run` and `__call__`
+        if frame is not None and frame.f_globals is not vars(module_hooks):
+            frame = frame.f_back  # around a `_call_impl` of the user's
+        if frame is None or frame.f_globals is not vars(module_hooks) or self.former is not None:
             return self  # called directly, or the user's replacement is already bound
         module: Any = frame.f_locals.get("self")
         has_this = isinstance(module, torch.nn.Module) and vars(module).get("forward") is self
         if not has_this or module is self._self_module():
             return self
-        twin = PartForward(module)
-        twin.part = self.part
+        twin = PartForward(module, part=self.part)
         module.forward = twin
         return twin
 
@@ -114,8 +126,7 @@ class PartForward(wrapt.ObjectProxy):  # type: ignore[type-arg] # wrapt 1 takes 
         module = self._get_module()
         is_alone = id(module) not in memo
         twin = copy.deepcopy(module, memo)
-        made = PartForward(twin, copy.deepcopy(self.former, memo))
-        made.part = copy.deepcopy(self.part, memo)
+        made = PartForward(twin, copy.deepcopy(self.former, memo), copy.deepcopy(self.part, memo))
         if is_alone:  # copied without its module
             made.keeper = twin
         return made
@@ -166,9 +177,9 @@ def load_forward(key: tuple[bytes, Any], plain: Callable[..., Any]) -> Callable[
     module = owner.__self__
     if isinstance(plain, PartForward) or not dumped:
         return plain
-    forward = PartForward(module, None if plain == _bind_by_class(module) else plain)
+    former = None if plain == _bind_by_class(module) else plain
+    forward = PartForward(module, former, pickle.loads(dumped))
     forward.keeper = module  # it may have been pickled without its module
-    forward.part = pickle.loads(dumped)
     return forward
 
 
@@ -185,10 +196,8 @@ def part_of(module: torch.nn.Module) -> Part | None:
 
 
 def _find_part(function: object) -> Part | None:
-    try:
-        return _parts.get(function)
-    except TypeError:  # cannot be hashed or weakly referenced, so it is not a part
-        return None
+    # A proxy around a part has its hash, and does more than the part.
+    return _parts.get(function) if type(function) is FunctionType else None
 
 
 def make_part(module: torch.nn.Module) -> Part:
@@ -269,10 +278,14 @@ def chosen_functions() -> list[tuple[Any, Part]]:
 # Not recursive: the function inside may be compiled.
 @uncompiled_itself
 def _run(
-    part: Part, function: Callable[..., Any], args: tuple[object, ...], kwargs: dict[str, object]
+    part: Part | None,
+    function: Callable[..., Any],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
 ) -> object:
-    if isinstance(function, PartForward):
-        function = function.rebound().bound()
+    if part is None:
+        forward = cast("PartForward", function).rebound()
+        part, function = forward.part, forward.bound()
     if is_tracing():
         return function(*args, **kwargs)
     return part.run(function, args, kwargs)

@@ -160,6 +160,55 @@ def test_forward_when_it_is_no_method_and_pickled_then_the_class_has_it_without_
     assert "forward" not in vars(loaded)
 
 
+class FunctionForward(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.forward = lambda x: (x * 2.0).sin()
+
+
+class PartialForward(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.forward = functools.partial(StaticForward.forward)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad:UserWarning")
+@pytest.mark.parametrize(
+    "kind", [StaticForward, ClassForward, CallForward, FunctionForward, PartialForward]
+)
+def test_forward_when_it_is_no_method_in_a_compiled_model_then_the_choice_holds(
+    kind: type[nn.Module],
+) -> None:
+    module = swapkit.offload(kind())
+    torch._dynamo.reset()
+    before = copied()
+    gradient(torch.compile(nn.Sequential(module), backend="eager"))
+    assert copied() > before
+
+
+@pytest.mark.parametrize("decorate", DECORATORS)
+def test_model_with_a_choice_inside_when_exported_strictly_then_as_without(
+    decorate: Callable[[nn.Module], nn.Module],
+) -> None:
+    model = nn.Sequential(decorate(nn.Linear(3, 3)))
+    x = torch.ones(1, 3)
+    exported = torch.export.export(model, (x,), strict=True)
+    assert torch.equal(exported.module()(x), model(x))
+
+
+def test_forward_when_a_choice_is_below_a_decorator_then_both_hold() -> None:
+    found = []
+
+    @wrapt.decorator
+    def note(wrapped: Any, _instance: object, args: Any, kwargs: Any) -> Any:
+        found.append(wrapped)
+        return wrapped(*args, **kwargs)
+
+    function = swapkit.checkpoint(note(swapkit.offload(lambda x: (x * 2.0).sin())))
+    gradient(function)
+    assert found
+
+
 def test_forward_when_a_descriptor_binds_it_then_it_still_does() -> None:
     found = []
 
