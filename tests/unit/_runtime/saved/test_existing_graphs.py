@@ -6,6 +6,7 @@ import gc
 import logging
 import signal
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -37,7 +38,10 @@ pytestmark = pytest.mark.usefixtures("installation", "idle_threads")
 
 @pytest.fixture
 def idle_threads(installation: object) -> None:  # noqa: ARG001 - loads the shim
-    """Name the threads that an earlier test left at work: no graph would be taken in beside."""
+    """Wait for threads that an earlier test left at work: no graph would be taken in beside."""
+    deadline = time.monotonic() + 10
+    while not others_wait() and time.monotonic() < deadline:
+        time.sleep(0.01)
     running = [[(code.co_filename, code.co_name) for code, _ in each] for each in stacks()]
     assert others_wait(), running
 
