@@ -14,7 +14,7 @@ import pickle
 import sys
 import weakref
 from collections.abc import Callable
-from types import FrameType, FunctionType, MethodType
+from types import FunctionType, MethodType
 from typing import Any, cast
 
 import torch
@@ -96,14 +96,14 @@ class PartForward(wrapt.ObjectProxy):  # type: ignore[type-arg] # wrapt 1 takes 
         `copy.copy` and `DataParallel` copy a module's attributes without calling any method of
         them. Called by `_run`.
         """
-        frame: FrameType | None = sys._getframe(3)  # noqa: SLF001 - around `_run` and `__call__`
-        if frame is not None and frame.f_globals is not vars(module_hooks):
-            frame = frame.f_back  # around a `_call_impl` of the user's
-        if frame is None or frame.f_globals is not vars(module_hooks) or self.former is not None:
-            return self  # called directly, or the user's replacement is already bound
-        module: Any = frame.f_locals.get("self")
+        if self.former is not None:  # the user's replacement is already bound
+            return self
+        around = sys._getframe(3)  # noqa: SLF001 - `_run` and `__call__`
+        frames = (around, around.f_back)  # torch's; or a `_call_impl` of the user's, then torch's
+        callers = (each for each in frames if each and each.f_globals is vars(module_hooks))
+        module: Any = next((each.f_locals.get("self") for each in callers), None)
         has_this = isinstance(module, torch.nn.Module) and vars(module).get("forward") is self
-        if not has_this or module is self._self_module():
+        if not has_this or module is self._self_module():  # not has_this: called directly
             return self
         twin = PartForward(module, part=self.part)
         module.forward = twin
@@ -135,8 +135,7 @@ class PartForward(wrapt.ObjectProxy):  # type: ignore[type-arg] # wrapt 1 takes 
         module = self._get_module()
         # Bound methods are looked up when a pickle is loaded, and can be hashed for any module.
         owner = PickledCall(getattr, module, "__init__")
-        former = self.former
-        plain = PickledCall(getattr, module, "forward") if former is None else former
+        plain = PickledCall(getattr, module, "forward") if self.former is None else self.former
         return loader(__name__, load_forward.__name__), ((_dump(self.part), owner), plain)
 
 

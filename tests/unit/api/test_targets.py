@@ -196,30 +196,30 @@ def test_model_with_a_choice_inside_when_exported_strictly_then_as_without(
     assert torch.equal(exported.module()(x), model(x))
 
 
-def test_forward_when_a_choice_is_below_a_decorator_then_both_hold() -> None:
-    found = []
-
-    @wrapt.decorator
-    def note(wrapped: Any, _instance: object, args: Any, kwargs: Any) -> Any:
-        found.append(wrapped)
-        return wrapped(*args, **kwargs)
-
-    function = swapkit.checkpoint(note(swapkit.offload(lambda x: (x * 2.0).sin())))
-    gradient(function)
-    assert found
-
-
-def test_forward_when_a_descriptor_binds_it_then_it_still_does() -> None:
-    found = []
+def noting(found: list[object]) -> Any:
+    """Return a decorator whose functions note what they are bound to, when they are called."""
 
     @wrapt.decorator
     def note(wrapped: Any, instance: object, args: Any, kwargs: Any) -> Any:
         found.append(instance)
         return wrapped(*args, **kwargs)
 
+    return note
+
+
+def test_forward_when_a_choice_is_below_a_decorator_then_both_hold() -> None:
+    found: list[object] = []
+    function = swapkit.checkpoint(noting(found)(swapkit.offload(lambda x: (x * 2.0).sin())))
+    gradient(function)
+    assert found
+
+
+def test_forward_when_a_descriptor_binds_it_then_it_still_does() -> None:
+    found: list[object] = []
+
     class Noted(nn.Module):
-        @note
-        def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        @noting(found)
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
             return (x * 2.0).sin()
 
     module = swapkit.offload(Noted())

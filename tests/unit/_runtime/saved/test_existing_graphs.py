@@ -42,8 +42,9 @@ def idle_threads(installation: object) -> None:  # noqa: ARG001 - loads the shim
     deadline = time.monotonic() + 10
     while not others_wait() and time.monotonic() < deadline:
         time.sleep(0.01)
-    running = [[(code.co_filename, code.co_name) for code, _ in each] for each in stacks()]
-    assert others_wait(), running
+    assert others_wait(), [
+        [(code.co_filename, code.co_name) for code, _ in each] for each in stacks()
+    ]
 
 
 ROOMY = 1 << 40
