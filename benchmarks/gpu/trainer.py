@@ -178,8 +178,8 @@ def settle(training: Training, session: Any) -> int | None:  # noqa: ANN401 - sw
             if session.stage == "stable":
                 break
             training.step()
-    stable_after = training.steps if session.stage == "stable" else None
-    rest(training)
+        stable_after = training.steps if session.stage == "stable" else None
+        rest(training)  # here, so that planned addresses do not arrive between measured steps
     return stable_after
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import torch
@@ -11,9 +11,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import swapkit
 from swapkit._runtime.allocators.installation import require_installation
+from swapkit._runtime.control import plan_maker
 from swapkit._runtime.execution import plan_compiler as fitting
 from swapkit._runtime.torch_compat.dispatch_modes import mode_stack
 from swapkit.errors import PlanMismatch
+from swapkit.planning.placed import make_placed_plans
 from tests.support.sessions import (
     WIDTH,
     Block,
@@ -29,11 +31,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from swapkit.ir.plans import Plan
+    from swapkit.ir.traces import Trace
 
 STABLE_WITHIN = 8
 # The search is over at once if, with the times of the recorded step, there is one candidate only.
 STAGES = {"recording": {"warmup"}, "search": {"search", "stable"}}
 SHARE = 0.5
+PIECES = 512
 
 
 pytestmark = pytest.mark.usefixtures("installation", "steady_machine")
@@ -68,6 +72,31 @@ def test_plan_when_a_session_makes_it_then_the_ends_of_its_memory_have_room(
 ) -> None:
     spare_bytes = 2 * 64 * 1024
     assert saved.plan.budget_bytes <= saved.plain.budget(SHARE) - spare_bytes
+
+
+def test_plan_when_blocks_between_steps_lie_apart_then_what_is_lost_there_stays_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def make(trace: Trace, *, share: float, **options: Any) -> tuple[Plan, ...]:
+        shares.append(share)
+        return make_placed_plans(trace, share=share, **options)
+
+    shares: list[float] = []
+    monkeypatch.setattr(plan_maker, "make_placed_plans", make)
+    plain, training = train_plainly(make_training, 6), make_training()
+    device = require_installation().device
+    granule = device.backend.granule_bytes
+    budget_bytes = plain.budget(SHARE) + PIECES * 2 * granule
+    with swapkit.budget(budget_bytes, training.model, training.optimizer) as session:
+        training.step()
+        pieces = [torch.empty(3 * granule // 2, dtype=torch.uint8) for _ in range(PIECES)]
+        del pieces[::2]  # of each one's neighbours; the others' granules are partly lost
+        settle(session, training, STABLE_WITHIN)
+    assert device.pool is not None
+    device.pool.trim()
+    lost_bytes = device.pool.stats()["reserved_bytes.all.current"] - device.in_use_bytes()
+    assert device.lost_bytes() == lost_bytes > plan_maker.spare_bytes(device)
+    assert shares[0] <= 1 - 0.9 * lost_bytes / budget_bytes  # small blocks lie elsewhere by now
 
 
 def test_saved_plan_when_it_fits_then_followed_from_the_first_step_on(saved: Saved) -> None:

@@ -385,8 +385,11 @@ class PlanController:
 
     def _learn(self, outcome: Outcome) -> None:
         """Pass a step's outcome to the learner, and log what changes."""
-        if outcome.trace is not None and not self._plans.agree(outcome.trace):
-            outcome = replace(outcome, trace=None, is_lost=True)  # the next step is recorded again
+        if outcome.trace is not None:
+            if self._plans.agree(outcome.trace):
+                self._learner.leave_free(self._plans.find_spare())
+            else:
+                outcome = replace(outcome, trace=None, is_lost=True)  # the next one is recorded
         former, replans = self._learner.stage, self._learner.replans
         self._learner.end(outcome)
         self._plans.stages.end_step(self._learner)

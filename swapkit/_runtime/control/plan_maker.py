@@ -40,8 +40,9 @@ if TYPE_CHECKING:
 _log = get_logger(__name__)
 # Plans leave this many granules free, if possible. A plan's layout and the memory beside it are
 # known to the byte, but each of their ends may lie inside a granule: of weights, states, small
-# blocks, and what is requested outside of the layout.
-SPARE_GRANULES = 4
+# blocks, and what is requested outside of the layout. If more is lost there between two steps, it
+# stays lost during the steps, too: beside it, the layout has two ends.
+SPARE_GRANULES, LAYOUT_GRANULES = 4, 2
 LEAST_SPARE_BYTES = 128 * 1024  # where granules are small, there are more ends
 
 
@@ -76,7 +77,7 @@ class PlanMaker:
     def make_learner(self) -> Learner:
         """Return the learner that decides for each step; a policy may bring its own."""
         config = self._config
-        spare = min(1.0, spare_bytes(self._device) / config.limits.budget_bytes)
+        spare = self.find_spare()
         policy = config.policy
         make = policy.make_learner if isinstance(policy, _BringsLearner) else Learner
         learner = make(
@@ -89,6 +90,12 @@ class PlanMaker:
         if isinstance(policy, str):  # a user's policy may rely on the steps' thread
             learner.plan_beside(self.prepare)
         return learner
+
+    def find_spare(self) -> float:
+        """Return the share of the budget that plans leave free, by where blocks lie now."""
+        device = self._device
+        needed = device.lost_bytes() + LAYOUT_GRANULES * device.backend.granule_bytes
+        return min(1.0, max(spare_bytes(device), needed) / self._config.limits.budget_bytes)
 
     def find_given(self, model: torch.nn.Module | None) -> tuple[Trace, Plan] | None:
         """Return the plan that the user gave; None: there is none, or it is for other steps.
@@ -273,7 +280,7 @@ def _refuse(
 
 
 def spare_bytes(device: Device) -> int:
-    """Return the bytes of a budget that plans leave free on a device, if possible."""
+    """Return the fewest bytes of a budget that plans leave free on a device, if possible."""
     return max(LEAST_SPARE_BYTES, SPARE_GRANULES * device.backend.granule_bytes)
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from swapkit._native.backend import Backend
-from swapkit._native.pool import BlockInfo, RingKind
+from swapkit._native.pool import BlockInfo, BlockState, RingKind
 from swapkit._native.sched import RESIDENT, Scheduler
 from swapkit._runtime.model.ranks import share_of_node
 from swapkit._runtime.model.tracker import ModuleTracker
@@ -20,6 +20,7 @@ from swapkit._runtime.shim.library import load_shim
 from swapkit._runtime.shim.types import Mover, StorageGroup
 from swapkit._runtime.torch_compat.accelerators import ACCELERATORS
 from swapkit._runtime.torch_compat.isolation import hold_over_forks
+from swapkit.units import round_up
 
 # ---- counters ------------------------------------------------------------------------------------
 #
@@ -269,6 +270,19 @@ class Device:
     def in_use_bytes(self) -> int:
         """Return the pool's bytes in use; 0 without a pool."""
         return 0 if self.pool is None else self.pool.in_use_bytes()
+
+    def lost_bytes(self) -> int:
+        """Return the free bytes in granules that blocks in use lie in, too; 0: not our pool."""
+        if self.pool is None or not self.pool.address:
+            return 0
+        granule = self.backend.granule_bytes
+        free = [each for each in self.pool.blocks() if each.state is BlockState.CACHED]
+        ranges = [(each.address, each.address + each.nbytes) for each in free]
+        # A block's whole granules can be given back.
+        return sum(
+            end - start - max(0, end // granule * granule - round_up(start, granule))
+            for start, end in ranges
+        )
 
     def moving_seconds(self) -> float:
         """Return the seconds that the pool has spent on moves of free memory; 0 without a pool."""

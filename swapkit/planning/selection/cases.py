@@ -292,6 +292,7 @@ class Case:
     is_refined: bool = False  # whether a plan that considers the host's time was requested
     leader: Plan | None = None  # the candidate of the last step, which lets the host get ahead
     slow: tuple[Plan, float] | None = None  # a candidate that is timed again, and its first time
+    doubted: Tried | None = None  # a trial whose plan is tried once more
     lean: Lean = field(default_factory=Lean)
     noted: str = ""  # the progress after its last step,
     since_step: int = 0  # and the number of the session's steps after which that began

@@ -3,8 +3,9 @@
 For each *case*, that is, all steps with inputs of the same shapes:
 
     warm-up   steps under rescue; the last of them is recorded
-    search    steps with each candidate plan; if the host was the limit, one more candidate that
-              considers the host's time; the best plan that held the budget wins (`find_best`)
+    search    steps with each candidate plan, and once more with the one predicted to be fastest if
+              another one seems to be; if the host was the limit, one more candidate that considers
+              the host's time; the best plan that held the budget wins (`find_best`)
     stable    the winner, until steps differ from the recorded one, or need a rescue
 
 Training continues while plans are made (`asking.py`): under rescue if there is no plan yet,
@@ -27,6 +28,7 @@ Source:
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections import OrderedDict
@@ -36,6 +38,7 @@ from swapkit.ir.plans import Plan
 from swapkit.ir.traces import Trace
 from swapkit.planning.selection.asking import Given, MakePlans
 from swapkit.planning.selection.cases import (
+    FASTER,
     ROUNDS,
     SHARE,
     Asked,
@@ -249,7 +252,7 @@ class Learner(LeanTrials):
         if case is self._general:
             case.trace = self._any.record(trace, self._length)
         case.recordings += 1
-        case.retreats, case.is_refined = 0, False
+        case.retreats, case.is_refined, case.doubted = 0, False, None
         # Its steps are not comparable.
         is_single = case.changes or case.has_any_sizes or case is self._general
         self._plan(case, 1 if is_single else self._search_steps)
@@ -310,13 +313,31 @@ class Learner(LeanTrials):
         if trial is None:
             return
         case.candidates.pop(0)
+        if case.doubted is not None and case.doubted.plan is trial.plan and not trial.rescues:
+            trial = min(case.doubted, trial, key=lambda each: each.seconds)
         case.trials.append(trial)
         wanted = self._count_replaced(case, trial)
         if wanted > 0:
             self._retreat(case, wanted)
             return
-        if case.candidates or not self._refine(case):
+        if case.candidates or self._try_again(case) or not self._refine(case):
             self._choose(case)
+
+    def _try_again(self, case: Case) -> bool:
+        """Try the plan with the best prediction once more if another one seems faster.
+
+        What slowed its trial down, such as another process, may be over. Return whether it is tried
+        again: at most once per recording.
+        """
+        best = self._find_best(case)
+        expected = min(case.trials, key=lambda each: each.predicted_seconds or math.inf)
+        is_expected = expected.predicted_seconds >= FASTER * best.predicted_seconds
+        if is_expected or expected.rescues or case.doubted is not None:
+            return False
+        case.doubted, case.slow = expected, None
+        case.trials = [each for each in case.trials if each is not expected]
+        case.candidates, case.candidates_share = [expected.plan], expected.share
+        return True
 
     def _count_replaced(self, case: Case, trial: Tried) -> int:
         """Return the number of plans for less memory to try instead of the remaining candidates."""

@@ -99,6 +99,10 @@ class Taking:
         finally:
             self._charge(self._now, self._clock() - began)
 
+    def leave_free(self, share: float) -> None:
+        """Request plans that leave this share of the budget free, if there are any."""
+        self._margins = (share, *self._margins[-2:])
+
     def _charge(self, case: Case, seconds: float) -> None:
         case.cost_seconds += seconds
         self._cost_seconds += seconds

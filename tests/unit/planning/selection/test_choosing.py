@@ -59,11 +59,24 @@ def followed(made: Learner) -> str:
 
 def test_search_when_steps_take_longer_than_predicted_then_each_plan_is_timed_once_more() -> None:
     made = searching(0.7, 0.8, 0.9)
-    tried = run(made, paced(1.5, 1.3, 0.8, 1.0, 1.1))  # first steps with a plan map memory
-    assert tried == [*["0.7"] * 4, *["0.8"] * 2, *["0.9"] * 4]
+    tried = run(made, paced(1.5, 1.3, 0.8, 1.0, 1.1, 1.4))  # first steps with a plan map memory
+    assert tried == [*["0.7"] * 4, *["0.8"] * 2, *["0.9"] * 4, *["0.7"] * 2]
+    run(made, paced(1.3))
     assert followed(made) == "0.8"
     assert made.case is not None
-    assert [trial.seconds for trial in made.case.trials] == [1.3, 0.8, 1.0]
+    assert [trial.seconds for trial in made.case.trials] == [0.8, 1.0, 1.3]
+
+
+def test_search_when_the_best_prediction_had_a_disturbed_trial_then_it_is_tried_again() -> None:
+    made = searching(0.7, 0.8)
+    tried = run(made, paced(1.5, 1.3, 0.8, 0.7))
+    assert tried == [*["0.7"] * 4, *["0.8"] * 2, *["0.7"] * 2]
+    assert followed(made) == "0.7"
+    made = searching(0.7, 0.8)
+    run(made, paced(0.9, 0.9, 0.8, 2.0, 2.0))
+    assert followed(made) == "0.8"
+    assert made.case is not None
+    assert [trial.seconds for trial in made.case.trials] == [0.8, 0.9]  # of the same plan the best
 
 
 def test_search_when_steps_in_a_row_are_as_fast_as_the_device_then_the_host_was_no_limit() -> None:
@@ -81,7 +94,7 @@ def test_search_when_a_plan_is_slower_on_the_host_then_another_than_was_predicte
     None
 ):
     made = searching(0.7, 0.8)
-    run(made, paced(1.2, 1.2, 0.8))  # as swapping beside computing again, for a slow host
+    run(made, paced(1.2, 1.2, 0.8, 1.2, 1.2))  # as swapping beside recomputation, for a slow host
     assert followed(made) == "0.8"
 
 
@@ -93,7 +106,7 @@ def test_search_when_steps_differ_by_next_to_nothing_then_the_best_prediction_is
 
 def test_search_when_the_device_took_longer_than_predicted_then_the_fastest_is_followed() -> None:
     made = searching(0.7, 0.8, 0.9)
-    run(made, seconds(1.5, 1.4, 1.3))
+    run(made, seconds(1.5, 1.4, 1.3, 1.5))
     assert followed(made) == "0.9"
 
 

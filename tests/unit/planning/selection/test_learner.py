@@ -82,6 +82,16 @@ def test_plans_when_that_much_cannot_be_left_free_then_at_least_what_pieces_take
         assert plans.shares == shares
 
 
+def test_plans_when_a_session_loses_more_memory_then_that_much_is_left_free_if_possible() -> None:
+    for least_share, shares in ((0.9, [0.95]), (0.97, [0.99]), (0.995, [1.0])):
+        plans = Plans(least_share=least_share)
+        made = Learner(plans, profile_steps=2, search_steps=4, margin=0.01, spare=0.01)
+        for share in (0.2, 0.05):
+            made.leave_free(share)
+        warm_up(made)
+        assert plans.shares == shares
+
+
 def test_plans_when_more_is_to_be_left_free_then_it_is_until_memory_runs_out() -> None:
     plans = Plans()
     made = Learner(plans, profile_steps=2, search_steps=4, margin=0.25)
