@@ -54,7 +54,7 @@ def test_speeds_when_the_host_is_slow_then_the_devices_own(slowness: str, sleeps
 
 
 def test_speeds_when_a_delay_was_too_short_then_not_steady() -> None:
-    short = "from swapkit._runtime.machine import overlap\noverlap.DELAY_SECONDS = 1e-5\n"
-    short += "overlap.MOST_DELAY_SECONDS = overlap.DELAY_SECONDS"
+    short = "from swapkit._runtime.machine import copy_bursts\ncopy_bursts.DELAY_SECONDS = 1e-5\n"
+    short += "copy_bursts.MOST_DELAY_SECONDS = copy_bursts.DELAY_SECONDS"
     found = json.loads(run(CODE.replace("SLEEPS", short), CUSIM_HOST_SLOWNESS="2")[-1])
     assert not found["is_steady"]

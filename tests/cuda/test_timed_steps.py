@@ -135,6 +135,7 @@ UNSTEADY = """
 from benchmarks.gpu.llama import Shape, build_model, make_tokens
 from swapkit._native.pool import Ring, RingKind
 from swapkit._runtime.allocators.installation import require_installation
+from swapkit.testing import planning_at_once
 
 LARGE = 1 << 20
 shape = Shape(
@@ -163,8 +164,11 @@ def train(ratio, slowness):
     return after["maps"] - before["maps"], order
 
 with swapkit.budget("3100MiB", llama, optimizer, policy="swap") as session:
-    while session.stage != "stable":
-        train(1.0, 1.5)
+    with planning_at_once():
+        while session.stage != "stable":
+            train(1.0, 1.5)
+        for _ in range(6):  # planned addresses are there after three
+            train(1.0, 1.5)
     require_installation(torch.device("cuda", 0)).pool.attach(ring)
     for _ in range(2):
         train(1.0, 1.5)
