@@ -30,6 +30,7 @@ def test_recorder_when_an_operator_is_rescued_then_its_time_is_without_that(slee
         pool.set_rescue(rescue)
         place = torch.device("cuda", 0)
         recorder = Recorder(Setting(device=place, tracker=ModuleTracker(), pool=pool))
+        torch.ones(1, device="cuda") + 1  # the simulated operator loads modules of torch's
         recorder.start()
         x = torch.ones(1 << 20, **bytes_of)
         y = torch.zeros(40 << 20, **bytes_of)

@@ -167,7 +167,7 @@ with swapkit.budget("3100MiB", llama, optimizer, policy="swap") as session:
     with planning_at_once():
         while session.stage != "stable":
             train(1.0, 1.5)
-        for _ in range(6):  # planned addresses are there after three
+        for _ in range(16):  # until addresses are planned
             train(1.0, 1.5)
     require_installation(torch.device("cuda", 0)).pool.attach(ring)
     for _ in range(2):
