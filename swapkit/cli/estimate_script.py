@@ -21,8 +21,9 @@ from swapkit.cli.base import (
     waiting,
 )
 from swapkit.cli.run import Refused, own_device, own_rank
-from swapkit.cli.script import Ended, Script, when_torch_is_imported
+from swapkit.cli.script import Ended, Script
 from swapkit.errors import InvalidArgument, SwapkitError
+from swapkit.imports import when_imported
 from swapkit.ir.codec import read_machine, read_trace
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ class _Recording:
         """
         code = DONE
         try:
-            when_torch_is_imported(self._open)
+            when_imported("torch", self._open)
             code = script.run()
         except _Recorded:
             pass

@@ -13,8 +13,9 @@ import click
 
 from swapkit.api.path_arguments import read_argument
 from swapkit.cli.base import AUTO, DONE, FAILED, check_budget, code_of, script_command
-from swapkit.cli.script import Ended, Script, when_torch_is_imported
+from swapkit.cli.script import Ended, Script
 from swapkit.errors import InvalidArgument, SwapkitError
+from swapkit.imports import when_imported
 from swapkit.ir.codec import read_planned
 from swapkit.planning import POLICIES
 from swapkit.reporting.machines import format_seconds
@@ -153,7 +154,7 @@ class _Run:
         """Run the script, then write the files and the summary; return the exit code."""
         code = FAILED
         try:
-            when_torch_is_imported(self._open)
+            when_imported("torch", self._open)
             code = script.run()
         except Refused:
             pass  # it is stored: a script may catch whatever is raised in it

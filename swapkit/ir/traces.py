@@ -51,6 +51,8 @@ WAIT = "swapkit.wait"
 _WAITS = frozenset(
     {WAIT, "_c10d_functional.wait_tensor.default", "c10d_functional.wait_tensor.default"}
 )
+# An operator without operands: kernels of a compiled graph, between two saved tensors.
+SEGMENT = "swapkit.segment"
 # The namespaces of operators that communicate with other ranks.
 COMMUNICATION = frozenset(
     {

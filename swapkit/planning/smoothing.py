@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from swapkit.ir.traces import Operator, Trace, is_wait
+from swapkit.ir.traces import SEGMENT, Operator, Trace, is_wait
 
 
 def smooth_times(trace: Trace, doubtful: Collection[int] = ()) -> Trace:
@@ -15,7 +15,8 @@ def smooth_times(trace: Trace, doubtful: Collection[int] = ()) -> Trace:
 
     Operators of one kind have the same name, phase and sizes. A model repeats its layers, while
     other programs, and one-time costs such as the first use of memory, disturb few operators. How
-    long an operator waits for other ranks depends on its place in the step: it keeps its time.
+    long an operator waits for other ranks depends on its place in the step: it keeps its time. So
+    does a segment of a compiled graph, whose kernels are unknown.
 
     Args:
         trace: the recorded trace.
@@ -54,9 +55,9 @@ def _find_seconds(
 
 
 def _list_kinds(trace: Trace) -> list[object]:
-    """Return the kind of each operator; a wait has a kind of its own."""
+    """Return the kind of each operator; a wait, and a segment, has a kind of its own."""
     return [
-        index if is_wait(operator.name) else _kind(trace, operator)
+        index if is_wait(operator.name) or operator.name == SEGMENT else _kind(trace, operator)
         for index, operator in enumerate(trace.operators)
     ]
 

@@ -226,7 +226,7 @@ def test_explain_when_two_kinds_of_steps_alternate_then_each_plan_has_its_own_ti
 @pytest.mark.promise("F11")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 @pytest.mark.parametrize("in_backward", [False, True])
-def test_failure_when_inside_a_compiled_model_then_compiling_its_blocks_is_advised(
+def test_failure_when_inside_a_compiled_model_then_recomputation_there_is_advised(
     installation: Installation,
     in_backward: bool,
 ) -> None:
@@ -248,14 +248,12 @@ def test_failure_when_inside_a_compiled_model_then_compiling_its_blocks_is_advis
         done.pop().backward()
         done.append(x)
 
-    # Forward takes 9 MiB at most, and backward 10.
+    # With all saved tensors on the host, forward takes 2 MiB at most, and backward more.
     with swapkit.budget(
-        limit_above_reserved(installation, (19 if in_backward else 10) * MIB // 2),
-        policy="rescue",
+        limit_above_reserved(installation, (10 if in_backward else 3) * MIB // 2), policy="rescue"
     ):
         text = failure_of(work)
         assert "inside a compiled graph" in text
-        assert "block.compile()" in text
         assert "activation_memory_budget" in text
         assert ("CompiledFunctionBackward" in text) is in_backward
         assert "compiled graph" not in failure_of(lambda: torch.ones(4 * MIB))

@@ -262,10 +262,8 @@ def advise_here(stats: dict[str, int], asked_bytes: int, *, separates: bool) -> 
         )
     if _is_in(_COMPILED):
         hints.append(
-            "this is inside a compiled graph (torch.compile), which is a single autograd node: its "
-            "backward needs all its saved tensors at once, and the budget recomputes nothing "
-            "inside. Compile the blocks of the model instead of the whole model (`for block in "
-            "model.layers: block.compile()`), or let torch recompute inside the graph "
+            "this is inside a compiled graph (torch.compile): the budget recomputes nothing there, "
+            "and the graph's inputs and results stay until it ends. Let torch recompute inside "
             "(torch._functorch.config.activation_memory_budget = 0.5)"
         )
     in_use_bytes, budget_bytes = stats["allocated_bytes.all.current"], stats["budget_bytes"]

@@ -12,6 +12,7 @@ import torch
 from swapkit._native.backend import ANY_NODE, NUMA_NODES, Backend, Pages
 from swapkit._native.sched import Scheduler
 from swapkit._runtime.affinity.devices import DevicePlaces
+from swapkit._runtime.compiled.doors import watch_compilers
 from swapkit._runtime.process.announced_kernels import AnnouncedKernels
 from swapkit._runtime.saved.device import CPU, TYPES, Device, DevicePool, SharedState
 from swapkit._runtime.saved.eviction import NO_BUDGET, EvictionTerms
@@ -45,6 +46,7 @@ class Runtime(SharedState):
         self.tracker.note_switch = self._kernels.set_naming
         self.shim.kernels_listen(self._kernels)
         give_leaves_back()
+        watch_compilers()
 
     # ---- devices --------------------------------------------------------------------------------
 

@@ -107,6 +107,7 @@ def _run_until_it_fits(
 # The dispatch mode that shows operators to a recorder.
 
 _DISPATCH = "__torch_dispatch__"
+HOOKS = "swapkit"  # the namespace of operators that call the hooks (`_runtime/compiled/`)
 
 
 @functools.cache
@@ -125,6 +126,9 @@ class Runs(Protocol):
 
     def run(self, function: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
         """Run an operator and note it; return its result."""
+
+    def run_hook(self, function: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+        """Run an operator that calls the hooks; return its result."""
 
     def repeat(
         self, function: Operator, given: list[torch.Tensor], run: Callable[[], list[torch.Tensor]]
@@ -147,14 +151,16 @@ class RecordingMode(SeeingMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401 - whatever the operator returns
-        recorder = self._recorder
+        recorder, given = self._recorder, kwargs or {}
         if recorder is None or recorder.is_paused:
-            return func(*args, **(kwargs or {}))
+            return func(*args, **given)
+        if func.namespace == HOOKS:
+            return recorder.run_hook(func, args, given)
         if types and not _are_plain(tuple(types)):
             if not mode_stack():
                 return NotImplemented  # the operators on the inner tensors arrive here next
-            return func(*args, **(kwargs or {}))  # to another mode, which may know the type
-        return recorder.run(func, args, kwargs or {})
+            return func(*args, **given)  # to another mode, which may know the type
+        return recorder.run(func, args, given)
 
     @property
     def sees(self) -> bool:

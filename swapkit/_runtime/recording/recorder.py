@@ -34,9 +34,9 @@ from swapkit._runtime.torch_compat.internals import (
     graph_task,
     parameters_of,
 )
-from swapkit._runtime.torch_compat.isolation import untraced
+from swapkit._runtime.torch_compat.isolation import is_compiled_code, untraced
 from swapkit._runtime.torch_compat.reported_calls import waits
-from swapkit.ir.traces import BEFORE, WAIT, StagePlace, Trace
+from swapkit.ir.traces import BEFORE, SEGMENT, WAIT, StagePlace, Trace
 
 if TYPE_CHECKING:
     import torch
@@ -69,6 +69,7 @@ class Recorder(Notes):
         self._seconds: list[float] = []
         self._evidence_before = Evidence.count
         self.in_use_bytes = 0  # of the pool, at the start
+        self._segments: list[Any] = []  # the timer's, of segments that run
         self._has_begun = False
         self._undo = Undo()
 
@@ -192,6 +193,7 @@ class Recorder(Notes):
         form = form_of(function)
         if form.is_view:  # touches no memory
             return function(*args, **kwargs)
+        is_compiled = self._leave_segment()
         given: list[torch.Tensor] = []
         tensors_in((*args, *kwargs.values()), given)
         unread = form.effects.unread(args, kwargs)
@@ -202,8 +204,7 @@ class Recorder(Notes):
         # Fake tensors count as the real tensors that they stand for.
         judged = [tensor for tensor in given if type(tensor) is not FakeTensor]
         is_same = form.effects.is_repeatable(args, kwargs, judged)
-        # In a region the user has decided what is kept or recomputed: no plan recomputes there.
-        can_plan = is_same and not is_in_region()
+        can_plan = _can_plan(is_same=is_same, is_compiled=is_compiled)
         read = self._read_bytes(given, is_same=can_plan)
         call = function, args, kwargs
         run = functools.partial(function, *args, **kwargs)
@@ -224,7 +225,53 @@ class Recorder(Notes):
             self.workspaces.close()
         if read is not None:  # without the lock: takes time and may need memory
             self.bytes.ran(row, read, made)
+        self._begin_segment(is_on=is_compiled)
         return result
+
+    @untraced
+    def run_hook(self, function: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+        """Run an operator with which a compiled graph packs or unpacks a tensor.
+
+        The graph's own kernels are no operators: what runs between two such calls, or operators of
+        libraries, is noted as a *segment*.
+        """
+        self._end_segment()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self._begin_segment()
+
+    def _begin_segment(self, *, is_on: bool = True) -> None:
+        if not is_on or self.setting.hardware is not None:
+            return
+        with self.lock:
+            if self.workspaces.is_on:
+                self.workspaces.begin()
+            self.running += 1
+            self._segments.append(self.timer.begin())
+
+    def _leave_segment(self) -> bool:
+        """End the segment before an operator; return whether another follows behind it."""
+        return self._end_segment() and is_compiled_code()
+
+    def _end_segment(self) -> bool:
+        """Note the segment that runs, if one does; return whether one did.
+
+        On any thread: no later call reports the end of a backward pass on autograd's threads.
+        """
+        if not self._segments:
+            return False
+        with self.lock:
+            while self._segments:
+                taken = self.timer.end(
+                    self._segments.pop(), (cast("Operator", SEGMENT), (), {}), None
+                )
+                self.running -= 1
+                workspace = self.workspaces.end() if self.workspaces.is_on else NO_WORKSPACE
+                self._note_freed()
+                self._note(SEGMENT, taken, ((), ()), workspace, is_same=False)
+                self.workspaces.close()
+        return True
 
     @untraced
     def repeat(
@@ -369,6 +416,15 @@ class Recorder(Notes):
             if tensor is not None:
                 with self.lock:
                     self.optimizers.add_state(tensor)
+
+
+def _can_plan(*, is_same: bool, is_compiled: bool) -> bool:
+    """Return whether a plan may repeat an operator that has the same effect each time.
+
+    In a region the user has decided what is kept or recomputed: no plan recomputes there. Nor in
+    compiled code, which writes its own results over operands that it does not need any more.
+    """
+    return is_same and not is_in_region() and not is_compiled
 
 
 def _without(tensors: list[torch.Tensor], others: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -29,6 +29,10 @@ from swapkit._runtime.torch_compat.internals import (
 # Whether the program has compiled code, or may have: read from the compiler, if it is loaded.
 
 
+_NEAR = 6  # frames between a dispatch mode and the code that calls the operator
+_GRAPH = "<eval_with_key>"  # the beginning of the names of torch.fx's code; inductor's is a file
+
+
 def has_compiled() -> bool:
     """Return whether the compiler ran; always before torch 2.13: 2.10 fails at our hook tables."""
     return torch.__version__ < "2.13" or _count_frames() > 0
@@ -54,6 +58,18 @@ def is_in_compiled_call() -> bool:
     ):
         frame = frame.f_back
     return frame is not None
+
+
+def is_compiled_code() -> bool:
+    """Return whether an operator that runs on this thread was called by code of a compiler."""
+    frame = sys._getframe(1)  # noqa: SLF001
+    for _ in range(_NEAR):
+        if "extern_kernels" in frame.f_globals or frame.f_code.co_filename.startswith(_GRAPH):
+            return True
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return False
 
 
 def _count_frames() -> int:

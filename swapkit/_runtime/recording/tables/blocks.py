@@ -111,9 +111,9 @@ class Blocks:
         """Return whether an address is in the middle of a block that was taken in the step."""
         return any(start < address < start + block.nbytes for start, block in self._present.items())
 
-    def has(self, address: int) -> bool:
-        """Return whether a storage of the trace has its memory there; False if it is unknown."""
-        return self.is_whole and address in self._numbers
+    def owner(self, address: int) -> int | None:
+        """Return the number of the storage of the trace that has its memory there, if known."""
+        return self._numbers.get(address) if self.is_whole else None
 
     def pop_given(self) -> list[GivenBlock]:
         """Return the blocks of storages that were given back since the last call."""

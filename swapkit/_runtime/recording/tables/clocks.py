@@ -115,10 +115,12 @@ class _TimedOperator:
         "since",
         "stopped",
         "stream",
+        "thread",
     )
 
     def __init__(self, stream: Any, delay: float) -> None:  # noqa: ANN401 - of torch's module
         self.stream = stream
+        self.thread = threading.get_ident()
         self.delay = delay  # seconds queued on the stream at the start, or at the last resume
         self.since = 0.0  # host clock at the start, or at the last resume
         self.certain_seconds = (
@@ -192,8 +194,11 @@ class StreamTimer(Timer):
     def end(
         self, begun: _TimedOperator | None, call: tuple[Operator, Any, Any], _result: object
     ) -> _TimedOperator | None:
-        """Record the operator's last event."""
-        self.abandon()
+        """Record the operator's last event, on any thread."""
+        if begun is None:
+            self.abandon()
+        else:
+            self._leave(begun.thread)
         if begun is None or is_capturing(self._device):
             return None
         begun.ended = self._record(begun)
@@ -205,7 +210,9 @@ class StreamTimer(Timer):
 
     def abandon(self) -> None:
         """Remove the latest operator of this thread, so that later pauses do not count for it."""
-        thread = threading.get_ident()
+        self._leave(threading.get_ident())
+
+    def _leave(self, thread: int) -> None:
         mine = self._running.get(thread)
         if mine:
             mine.pop()

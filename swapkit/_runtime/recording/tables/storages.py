@@ -133,8 +133,11 @@ class Storages:
         if watch is not None and watch.storage() is not None:  # the same tensors' once more
             kind = kind_before
         nbytes = self._counted_bytes(storage, tensor.device)
-        if self._blocks.has(memory):  # lazily copied: the other one counts until the memory goes
-            nbytes = 0
+        if (former := self._blocks.owner(memory)) is not None:
+            if self._has_lost(former, memory):  # a compiled graph's memory moves when it is packed
+                self.move(former, tensor)
+                return former
+            nbytes = 0  # lazily copied: the other one counts until the memory goes
         elif memory:
             taken = self._blocks.attach(memory, number)
             birth = birth if taken is None else taken
@@ -168,7 +171,15 @@ class Storages:
             if memory:
                 self._blocks.attach(memory, number)
             self.lives[number].death = ALIVE
+            if (former := self._watches.get(number)) is not None:  # it lives, without its memory
+                self._numbers.pop(former.address, None)
             self._watch(storage, storage_id(tensor), number, memory)
+
+    def _has_lost(self, number: int, memory: int) -> bool:
+        """Return whether a storage has no memory at this address any more."""
+        watch = self._watches.get(number)
+        storage = None if watch is None else watch.storage()
+        return storage is None or storage.data_ptr() != memory
 
     def written(self, tensor: torch.Tensor, operator: int) -> int | None:
         """Return the number of the storage that an operator wrote; it may have got new memory."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 PACKAGE = Path(swapkit.__file__).parent
 DOOR = PACKAGE / "_runtime" / "torch_compat" / "internals.py"
+COMPILERS = DOOR.with_name("compilers.py")  # its part that is loaded with the compilers
 OPERATORS = "torch.ops."  # whose names may begin with an underscore
 # What torch's objects have that nobody but the door looks at.
 ATTRIBUTES = {
@@ -72,8 +73,8 @@ def private_names(source: str) -> set[str]:
 @pytest.mark.parametrize("file", sorted(PACKAGE.rglob("*.py")), ids=str)
 def test_file_when_it_is_not_the_door_then_it_uses_no_private_name_of_torch(file: Path) -> None:
     names = private_names(file.read_text())
-    if file == DOOR:
-        assert len(names) > 40
+    if file in {DOOR, COMPILERS}:
+        assert len(names) > 10
     else:
         assert names == set()
 

@@ -1,4 +1,4 @@
-"""The budget begins with the import of torch: not at a question for it, and not before."""
+"""A call when a module is imported: not at a question for it, and not before."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from swapkit.cli import script
+from swapkit.imports import when_imported
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,14 +20,13 @@ NAME = "stand_in_for_torch"
 def _stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / f"{NAME}.py").write_text("STATE = 'whole'\n", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(script, "_TORCH", NAME)
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     monkeypatch.delitem(sys.modules, NAME, raising=False)
 
 
 def test_call_when_torch_is_imported_then_made_once_with_the_whole_module() -> None:
     seen: list[str] = []
-    script.when_torch_is_imported(lambda: seen.append(sys.modules[NAME].STATE))
+    when_imported(NAME, lambda: seen.append(sys.modules[NAME].STATE))
     assert importlib.util.find_spec(NAME) is not None, "as libraries ask"
     assert seen == []
     module = importlib.import_module(NAME)
@@ -43,7 +42,7 @@ def test_call_when_torch_is_imported_then_made_once_with_the_whole_module() -> N
 def test_call_when_torch_was_imported_then_made_at_once() -> None:
     seen: list[int] = []
     importlib.import_module(NAME)
-    script.when_torch_is_imported(lambda: seen.append(1))
+    when_imported(NAME, lambda: seen.append(1))
     assert seen == [1]
     del sys.modules[NAME]
 
@@ -52,6 +51,6 @@ def test_call_when_it_raises_then_the_import_raises() -> None:
     def refuse() -> None:
         raise KeyError("no budget")
 
-    script.when_torch_is_imported(refuse)
+    when_imported(NAME, refuse)
     with pytest.raises(KeyError, match="no budget"):
         importlib.import_module(NAME)

@@ -1,0 +1,357 @@
+"""Puts the operators that pack and unpack saved tensors into the two graphs of a region."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from swapkit._runtime.torch_compat.internals import FakeTensor, OpOverload, schema_of, storage_id
+
+LEAST_BYTES = 4096  # of a storage: less is not worth an operator
+HANDLE_BYTES = 8  # `shim/cpp/saved/late_hooks.cpp`
+NO_CHECK = "saved_tensor_with_no_vc_check"  # torch's mark of what autograd keeps without hooks
+# Our operators, which the shim defines. The first two are the same, for a compiler that places it,
+# and with the write in its schema, for others: a write would keep inductor from fusing kernels.
+PACK, PACK_IN_PLACE, UNPACK = "pack_saved", "pack_saved_", "unpack_saved"
+
+
+def find(name: str) -> OpOverload:
+    """Return an operator of ours; the shim must be loaded."""
+    found: OpOverload = getattr(torch.ops.swapkit, name).default
+    return found
+
+
+@functools.cache
+def register() -> None:
+    """Teach torch how the operators are traced; calls after the first do nothing."""
+    for name in (PACK, PACK_IN_PLACE):
+        torch.library.register_fake(f"swapkit::{name}")(_fake_pack)
+        fx.has_side_effect(find(name))
+    torch.library.register_fake(f"swapkit::{UNPACK}")(_fake_unpack)
+
+
+def _fake_pack(made: torch.Tensor) -> torch.Tensor:  # noqa: ARG001 - of the operator
+    return torch.empty(HANDLE_BYTES, dtype=torch.uint8, device="cpu")
+
+
+def _fake_unpack(
+    handle: torch.Tensor,  # noqa: ARG001 - of the operator
+    size: Sequence[int],
+    stride: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> torch.Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype, device=device)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MovedHooks:
+    """What happens to the saved tensors of one region."""
+
+    packed: tuple[int, ...] = ()  # bytes of the storages that the graphs pack
+    stays: dict[str, int] = field(default_factory=dict)  # bytes of the others, by reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PackedStorage:
+    """A storage that the forward packs."""
+
+    target: fx.Node  # the tensor that is packed
+    members: tuple[fx.Node, ...]  # the tensors that the backward uses
+    views: tuple[tuple[fx.Node, ...], ...]  # the operators from the target to each of them
+    last: fx.Node  # the last use in the forward
+    nbytes: int
+
+
+def move_hooks(
+    forward: fx.GraphModule, backward: fx.GraphModule, returned: int, *, is_scheduled: bool
+) -> MovedHooks:
+    """Replace what the backward graph gets from the forward graph by handles, where possible.
+
+    Args:
+        forward: changed in place.
+        backward: likewise.
+        returned: how many of the forward's outputs are the program's.
+        is_scheduled: whether the compiler places the operators (`compilers.place_hooks`). The
+            forward then packs at its end: no use may be fused into a kernel behind the pack.
+    """
+    register()
+    (output,) = forward.graph.find_nodes(op="output")
+    outputs = list(output.args[0])
+    given = {node.name: node for node in backward.graph.find_nodes(op="placeholder")}
+    saved = _find_saved(outputs[returned:], given)
+    chosen, stays = _choose(forward.graph, saved, outputs[:returned])
+    if chosen:
+        symbols = _Symbols(forward.graph, backward.graph)
+        for each in chosen:
+            symbols.add(each.target)
+        handles = [
+            _pack(forward.graph, PACK, each, behind=output.prev)
+            if is_scheduled
+            else _pack(forward.graph, PACK_IN_PLACE, each, behind=each.last)
+            for each in chosen
+        ]
+        _unpack(backward.graph, chosen, handles, [given[node.name] for node in saved], symbols)
+        _replace_outputs(output, returned, chosen, [*handles, *symbols.made])
+        for module in (forward, backward):
+            module.graph.lint()
+            module.recompile()
+    return MovedHooks(packed=tuple(each.nbytes for each in chosen), stays=stays)
+
+
+def _find_saved(outputs: Iterable[Any], given: dict[str, fx.Node]) -> list[fx.Node]:
+    """Return the tensors among a forward's outputs that the backward gets, by name."""
+    tensors = [node for node in dict.fromkeys(outputs) if _is_tensor(node)]
+    return [node for node in tensors if node.name in given]
+
+
+# ---- which tensors -------------------------------------------------------------------------------
+
+
+def _choose(
+    graph: fx.Graph, saved: Sequence[fx.Node], results: Sequence[Any]
+) -> tuple[list[_PackedStorage], dict[str, int]]:
+    """Return the storages to pack, and the bytes of the others by the reason why they stay."""
+    order = {node: at for at, node in enumerate(graph.nodes)}
+    tensors, returned = _by_storage(graph.nodes), _by_storage(results)
+    chosen: list[_PackedStorage] = []
+    stays: dict[str, int] = {}
+    for storage, members in _by_storage(saved).items():
+        nbytes = _bytes_of(members[0])
+        why = _why_it_stays(tensors[storage], members, is_returned=storage in returned)
+        if why and nbytes >= LEAST_BYTES:
+            stays[why] = stays.get(why, 0) + nbytes
+        elif nbytes >= LEAST_BYTES:
+            chosen.append(_describe(tensors[storage], members, order, nbytes))
+    return chosen, stays
+
+
+def _describe(
+    tensors: Sequence[fx.Node], members: Sequence[fx.Node], order: dict[fx.Node, int], nbytes: int
+) -> _PackedStorage:
+    """Return how a storage is packed; `tensors`: all that view it."""
+    base = tensors[0]
+    uses = [user for each in tensors for user in (each, *each.users) if user.op != "output"]
+    return _PackedStorage(
+        target=base,
+        members=tuple(members),
+        views=tuple(_find_views(base, node) or () for node in members),
+        last=max(uses, key=order.__getitem__),
+        nbytes=nbytes,
+    )
+
+
+def _by_storage(nodes: Iterable[object]) -> dict[int, list[fx.Node]]:
+    """Return the tensors of each storage, in order."""
+    found: dict[int, list[fx.Node]] = {}
+    for node in nodes:
+        if isinstance(node, fx.Node) and (storage := _storage_of(node)) is not None:
+            found.setdefault(storage, []).append(node)
+    return found
+
+
+def _why_it_stays(
+    tensors: Sequence[fx.Node], members: Sequence[fx.Node], *, is_returned: bool
+) -> str:
+    """Return why the graphs do not pack a storage; empty: they do."""
+    base = tensors[0]
+    if base.op != "call_function":
+        return "inputs of the region"
+    if is_returned:
+        return "results of the region"
+    if any(node.meta.get(NO_CHECK) for node in members):
+        return "kept by the ctx of an autograd.Function"
+    if any(_find_views(base, node) is None for node in members):
+        return "views that cannot be made again"
+    return ""
+
+
+def _find_views(base: fx.Node, node: fx.Node) -> tuple[fx.Node, ...] | None:
+    """Return the operators that make a view of a base; None: they need more than the base."""
+    views: list[fx.Node] = []
+    storage = _storage_of(base)
+    while node is not base:
+        inputs = node.all_input_nodes
+        if len(inputs) != 1 or not _is_pure(node.target):
+            return None
+        if _is_tensor(inputs[0]) and _storage_of(inputs[0]) != storage:
+            return None
+        views.append(node)
+        node = inputs[0]
+    return tuple(reversed(views))
+
+
+def _is_pure(target: object) -> bool:
+    """Return whether a node may be repeated: one of several results, or an operator's."""
+    is_operator = isinstance(target, OpOverload) and not schema_of(target).is_mutable
+    return target is operator.getitem or is_operator
+
+
+def _is_tensor(node: object) -> bool:
+    return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def _storage_of(node: fx.Node) -> int | None:
+    """Return a number for a node's storage; None: the node is no tensor with plain memory."""
+    value = node.meta.get("val")
+    if type(value) is not FakeTensor or value.layout is not torch.strided or value.is_nested:
+        return None
+    return storage_id(value)
+
+
+def _bytes_of(node: fx.Node) -> int:
+    """Return the bytes of a node's storage: of those of a symbolic size, as first compiled."""
+    nbytes = node.meta["val"].untyped_storage().nbytes()
+    return int(nbytes) if isinstance(nbytes, int) else int(nbytes.node.hint or LEAST_BYTES)
+
+
+# ---- the graphs ----------------------------------------------------------------------------------
+
+
+def _pack(graph: fx.Graph, pack: str, saved: _PackedStorage, *, behind: fx.Node) -> fx.Node:
+    """Pack a storage behind a node; return the handle."""
+    value = saved.target.meta["val"]
+    with graph.inserting_after(behind):
+        handle = graph.call_function(
+            find(pack), (saved.target,), name=f"packed_{saved.target.name}"
+        )
+    with value.fake_mode:
+        handle.meta["val"] = torch.empty(HANDLE_BYTES, dtype=torch.uint8)
+    handle.meta[NO_CHECK] = True  # other code's hooks need not see it
+    return handle
+
+
+class _Symbols:
+    """The symbolic sizes that the backward needs, and does not get yet."""
+
+    def __init__(self, forward: fx.Graph, backward: fx.Graph) -> None:
+        """Find those that the backward gets."""
+        self._forward, self._backward = forward, backward
+        inputs = forward.find_nodes(op="placeholder")
+        self._known = {_symbol_of(node): node for node in inputs if _symbol_of(node)}
+        given = [node for node in backward.find_nodes(op="placeholder") if _symbol_of(node)]
+        self._given = {_symbol_of(node): node for node in given}
+        self._last: fx.Node | None = given[-1] if given else None
+        self.made: list[fx.Node] = []  # new outputs of the forward
+
+    def add(self, target: fx.Node) -> None:
+        """Let the backward have the sizes and strides of a tensor of the forward."""
+        value = target.meta["val"]
+        for query, sizes in (
+            (torch.ops.aten.sym_size.int, value.size()),
+            (torch.ops.aten.sym_stride.int, value.stride()),
+        ):
+            for dimension, size in enumerate(sizes):
+                symbol = "" if isinstance(size, int) else str(size.node.expr)
+                if not symbol or symbol in self._given:
+                    continue
+                node = self._known.get(symbol)
+                if node is None:
+                    with self._forward.inserting_after(target):
+                        node = self._forward.call_function(query, (target, dimension))
+                    node.meta["val"] = size
+                self.made.append(node)
+                self._given[symbol] = self._place(node)
+
+    def _place(self, node: fx.Node) -> fx.Node:
+        """Return a new input of the backward, behind its other sizes, which come first."""
+        last = self._last
+        before = next(iter(self._backward.nodes))
+        with (
+            self._backward.inserting_before(before)
+            if last is None
+            else self._backward.inserting_after(last)
+        ):
+            place = self._last = self._backward.placeholder(node.name)
+        place.meta["val"] = node.meta["val"]
+        return place
+
+    def find(self, sizes: Sequence[Any]) -> list[Any]:
+        """Return sizes as operands of the backward."""
+        return [
+            each if isinstance(each, int) else self._given[str(each.node.expr)] for each in sizes
+        ]
+
+
+def _symbol_of(node: fx.Node) -> str:
+    """Return the expression of a symbolic size; empty: the node is none."""
+    value = node.meta.get("val")
+    return str(value.node.expr) if isinstance(value, torch.SymInt) else ""
+
+
+def _unpack(
+    graph: fx.Graph,
+    chosen: Iterable[_PackedStorage],
+    handles: Iterable[fx.Node],
+    given: Sequence[fx.Node],
+    symbols: _Symbols,
+) -> None:
+    """Unpack storages before their first use, from handles behind the saved tensors `given`."""
+    order = {node: at for at, node in enumerate(graph.nodes)}
+    by_name = {node.name: node for node in given}
+    behind = given[-1]
+    for saved, packed in zip(chosen, handles, strict=True):
+        places = [by_name[node.name] for node in saved.members]
+        with graph.inserting_after(behind):
+            handle = behind = graph.placeholder(packed.name)
+        handle.meta.update(places[0].meta, val=packed.meta["val"])
+        handle.meta.pop("tensor_meta", None)
+        first = min((user for each in places for user in each.users), key=order.__getitem__)
+        with graph.inserting_before(first):
+            _unpack_one(graph, saved, handle, places, symbols)
+    for place in [by_name[node.name] for saved in chosen for node in saved.members]:
+        graph.erase_node(place)
+
+
+def _unpack_one(
+    graph: fx.Graph,
+    saved: _PackedStorage,
+    handle: fx.Node,
+    places: Sequence[fx.Node],
+    symbols: _Symbols,
+) -> None:
+    """Unpack a storage here, and let its views take the place of inputs."""
+    value = saved.target.meta["val"]
+    sizes, strides = symbols.find(value.size()), symbols.find(value.stride())
+    layout = sizes, strides, value.dtype, value.device
+    whole = graph.call_function(find(UNPACK), (handle, *layout), name=saved.target.name)
+    whole.meta["val"] = value
+    for place, views in zip(places, saved.views, strict=True):
+        tensor = whole
+        for view in views:
+            tensor = _call_again(graph, view, tensor)
+        place.replace_all_uses_with(tensor)
+
+
+def _call_again(graph: fx.Graph, view: fx.Node, tensor: fx.Node) -> fx.Node:
+    """Add the operator of a view with another operand."""
+    return graph.node_copy(view, lambda _: tensor)
+
+
+def _replace_outputs(
+    output: fx.Node, returned: int, chosen: Iterable[_PackedStorage], added: Sequence[fx.Node]
+) -> None:
+    """Return handles for what is packed, behind all other saved tensors, and new sizes last."""
+    outputs = list(output.args[0])  # type: ignore[arg-type]
+    gone = {node for each in chosen for node in each.members}
+    kept = [at for at in range(returned, len(outputs)) if outputs[at] not in gone]
+    first = [*range(returned), *(at for at in kept if _is_tensor(outputs[at]))]
+    last = [at for at in kept if at not in first]
+    handles = [node for node in added if _is_tensor(node)]
+
+    def arrange(values: Sequence[Any], new: Sequence[Any]) -> list[Any]:
+        before, behind = [values[at] for at in first], [values[at] for at in last]
+        return [*before, *new[: len(handles)], *behind, *new[len(handles) :]]
+
+    output.args = (tuple(arrange(outputs, added)),)
+    if "desc" in output.meta:  # of each output: what is new gets that of what goes
+        kinds = list(output.meta["desc"])
+        freed = [kinds[at] for at in range(returned, len(outputs)) if at not in kept]
+        freed += freed[-1:] * len(added)
+        output.meta["desc"] = arrange(kinds, freed[: len(added)])

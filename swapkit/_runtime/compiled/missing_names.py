@@ -1,0 +1,19 @@
+"""What to say where this torch's compilers differ from those that swapkit knows."""
+
+from __future__ import annotations
+
+from swapkit.texts import get_logger
+
+_log = get_logger(__name__)
+_said: list[str] = []
+
+
+def warn_of(error: Exception) -> None:
+    """Say once that this torch lacks a name: hooks then run around compiled graphs, not inside."""
+    if not _said:
+        _said.append(str(error))
+        _log.warning(
+            "saved tensors of compiled graphs are swapped only between the graphs, because this "
+            "torch has changed (%s). Compile blocks instead of the whole model",
+            error,
+        )
