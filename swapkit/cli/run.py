@@ -154,6 +154,7 @@ class _Run:
         """Run the script, then write the files and the summary; return the exit code."""
         code = FAILED
         try:
+            # Not before: scripts set variables such as OMP_NUM_THREADS, which torch reads there.
             when_imported("torch", self._open)
             code = script.run()
         except Refused:

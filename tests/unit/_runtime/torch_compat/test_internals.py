@@ -73,7 +73,9 @@ def private_names(source: str) -> set[str]:
 @pytest.mark.parametrize("file", sorted(PACKAGE.rglob("*.py")), ids=str)
 def test_file_when_it_is_not_the_door_then_it_uses_no_private_name_of_torch(file: Path) -> None:
     names = private_names(file.read_text())
-    if file in {DOOR, COMPILERS}:
+    if file == DOOR:
+        assert len(names) > 40
+    elif file == COMPILERS:
         assert len(names) > 10
     else:
         assert names == set()
