@@ -1,4 +1,4 @@
-"""The only module that uses torch's private names: each gets a name of swapkit's own, and its use.
+"""Torch's private names, with `compilers.py`: each gets a name of swapkit's own, and its use.
 
 `tests/unit/_runtime/torch_compat/test_internals.py` checks each name in the installed torch, and
 checks that the rest of swapkit uses no other private names. C++ does the same in `shim/cpp/`: it
