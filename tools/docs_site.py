@@ -25,6 +25,7 @@ TUTORIALS = (
     "choices_by_hand",
     "selective_recompute_with_offload",
     "optimizer_states",
+    "compiled_model",
     "fine_tuning_with_transformers",
     "training_with_lightning",
     "custom_kernel",

@@ -257,6 +257,27 @@ def check_host() -> Finding:
     return _note(text, remedy)
 
 
+def check_compilers() -> Finding:
+    """Check for the names of torch's compilers with which saved tensors move in compiled graphs."""
+    from swapkit._runtime.compiled import missing_names, registration
+    from swapkit._runtime.process.runtime import get_runtime
+
+    if not registration.is_on():
+        remedy = f"unset {registration.SWITCH}"
+        return _note("compiled graphs stay as torch makes them, and move nothing inside", remedy)
+    get_runtime()
+    for name in registration.COMPILERS:
+        importlib.import_module(name)
+    partitioner = importlib.import_module("swapkit._runtime.compiled.partitioner")
+    if partitioner.can_place() and not missing_names.reported:
+        return Finding("saved tensors of compiled graphs move while the graphs run")
+    missing = ", ".join(missing_names.reported)
+    return _note(
+        f"saved tensors move only between compiled graphs: this torch has changed ({missing})",
+        "compile blocks instead of the whole model, or use a tested torch",
+    )
+
+
 def check_environment() -> Finding:
     """Check the variables of torch's allocators."""
     from swapkit._runtime.allocators.installation import default_device
@@ -305,6 +326,7 @@ CHECKS: Sequence[tuple[str, Callable[[], Finding]]] = (
     ("numa", check_numa),
     ("locked", check_locked_memory),
     ("host", check_host),
+    ("compilers", check_compilers),
     ("environment", check_environment),
     ("training", check_training),
 )

@@ -5,12 +5,14 @@ and unpacks all of it when its backward begins: hooks alone could move nothing w
 hooks move into the graphs. After torch's own partitioner has split a joint graph, `graphs.py` puts
 an operator `pack_saved` behind the last use of each saved tensor in the forward, and `unpack_saved`
 before its first use in the backward (`shim/cpp/saved/late_hooks.cpp`); inductor moves them there
-when it knows the order of its kernels. Autograd keeps a handle of a
-few bytes instead. Sessions and scopes see the events of eager code, and need nothing else.
+when it knows the order of its kernels. Autograd keeps a handle of a few bytes instead. Sessions and
+scopes see the events of eager code, and need nothing else.
 
 Only tensors that a graph makes itself and does not return are packed there, if they are not small:
 the operator takes their memory away. Others, such as inputs, are packed by autograd as before.
 
-`doors.py` opens torch's compilers, as soon as they are imported; `partitioner.py` is what they
-call. `torch_compat/compilers.py` has the private names.
+`registration.py` waits until torch's compilers are imported; `partitioner.py` is what they call.
+`torch_compat/compilers.py` has the private names.
 """
+
+NAMESPACE = "swapkit"  # of the operators in the graphs

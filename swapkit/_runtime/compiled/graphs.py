@@ -4,39 +4,81 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
 
+from swapkit._runtime.compiled import NAMESPACE
 from swapkit._runtime.torch_compat.internals import FakeTensor, OpOverload, schema_of, storage_id
+from swapkit.units import format_bytes
 
 LEAST_BYTES = 4096  # of a storage: less is not worth an operator
 HANDLE_BYTES = 8  # `shim/cpp/saved/late_hooks.cpp`
+IS_SWAPPED = "swapkit_is_swapped"  # our mark of a node whose result a user moves to the host
+_FRAME = re.compile(r'\s*File "(?:.*/)?(.*)", line (\d+), in (\S+)')
+_SWAPPED_POLICIES = ("MUST_CPU_OFFLOAD", "PREFER_CPU_OFFLOAD")  # not in every version of torch
 NO_CHECK = "saved_tensor_with_no_vc_check"  # torch's mark of what autograd keeps without hooks
 # Our operators, which the shim defines. The first two are the same, for a compiler that places it,
 # and with the write in its schema, for others: a write would keep inductor from fusing kernels.
 PACK, PACK_IN_PLACE, UNPACK = "pack_saved", "pack_saved_", "unpack_saved"
+# The first two, in Python, for tensors that a selective checkpoint of the user's moves to the host.
+SWAP, SWAP_IN_PLACE = "swap_saved", "swap_saved_"
+_SWAPPING = {PACK: SWAP, PACK_IN_PLACE: SWAP_IN_PLACE}
 
 
 def find(name: str) -> OpOverload:
     """Return an operator of ours; the shim must be loaded."""
-    found: OpOverload = getattr(torch.ops.swapkit, name).default
+    found: OpOverload = getattr(getattr(torch.ops, NAMESPACE), name).default
     return found
 
 
+Swapping = Callable[[torch.Tensor], AbstractContextManager[object]]
+
+
+_swapping: list[Swapping] = []  # of the process
+
+
+def register(swapping: Swapping) -> None:
+    """Let torch trace the operators.
+
+    Args:
+        swapping: returns hooks that move what autograd saves on a tensor's device to the host.
+    """
+    _swapping[:] = [swapping]
+    _define()
+
+
 @functools.cache
-def register() -> None:
-    """Teach torch how the operators are traced; calls after the first do nothing."""
-    for name in (PACK, PACK_IN_PLACE):
-        torch.library.register_fake(f"swapkit::{name}")(_fake_pack)
+def _define() -> None:
+    for name, made in ((SWAP, "Tensor"), (SWAP_IN_PLACE, "Tensor(a!)")):
+        torch.library.define(
+            f"{NAMESPACE}::{name}",
+            f"({made} made, str region) -> Tensor",
+            tags=(torch.Tag.needs_exact_strides,),
+        )
+        torch.library.impl(f"{NAMESPACE}::{name}", "CompositeExplicitAutograd")(_swap)
+    for name in (*_SWAPPING, *_SWAPPING.values()):
+        torch.library.register_fake(f"{NAMESPACE}::{name}")(_fake_pack)
         fx.has_side_effect(find(name))
-    torch.library.register_fake(f"swapkit::{UNPACK}")(_fake_unpack)
+    torch.library.register_fake(f"{NAMESPACE}::{UNPACK}")(_fake_unpack)
 
 
-def _fake_pack(made: torch.Tensor) -> torch.Tensor:  # noqa: ARG001 - of the operator
+def _swap(made: torch.Tensor, region: str) -> torch.Tensor:
+    with _swapping[0](made):
+        handle: torch.Tensor = find(PACK)(made, region)
+    return handle
+
+
+def _fake_pack(
+    made: torch.Tensor,  # noqa: ARG001 - of the operator
+    region: str,  # noqa: ARG001
+) -> torch.Tensor:
     return torch.empty(HANDLE_BYTES, dtype=torch.uint8, device="cpu")
 
 
@@ -50,12 +92,42 @@ def _fake_unpack(
     return torch.empty_strided(size, stride, dtype=dtype, device=device)
 
 
+def save_swapped(joint: fx.Graph) -> None:
+    """Let a partitioner save what a selective checkpoint moves to the host, and mark it."""
+    for node in joint.nodes:
+        if getattr(node.meta.get("recompute"), "name", "") in _SWAPPED_POLICIES:
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+            node.meta[IS_SWAPPED] = True
+
+
+def has_device_tensors(graph: fx.Graph) -> bool:
+    """Return whether a graph works on an accelerator."""
+    return any(_is_tensor(node) and node.meta["val"].device.type != "cpu" for node in graph.nodes)
+
+
+def list_regions() -> list[str]:
+    """Return a line about each region that has run in this process, in order."""
+    return list(torch.ops.swapkit.compiled_regions())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MovedHooks:
     """What happens to the saved tensors of one region."""
 
+    region: str  # a name for people: the compilation, and where its code begins
     packed: tuple[int, ...] = ()  # bytes of the storages that the graphs pack
-    stays: dict[str, int] = field(default_factory=dict)  # bytes of the others, by reason
+    stays: dict[str, list[int]] = field(default_factory=dict)  # bytes of the others, by reason
+
+    def __str__(self) -> str:
+        """Return a line for `Session.explain`."""
+        others = "; ".join(
+            f"{len(each)} of {format_bytes(sum(each))} do not: {why}"
+            for why, each in self.stays.items()
+        )
+        moves = f"{len(self.packed)} saved tensors, {format_bytes(sum(self.packed))}"
+        return f"compiled region {self.region}: {moves}, move while it runs" + (
+            f"; {others}" if others else ""
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +139,7 @@ class _PackedStorage:
     views: tuple[tuple[fx.Node, ...], ...]  # the operators from the target to each of them
     last: fx.Node  # the last use in the forward
     nbytes: int
+    is_swapped: bool  # by the user's selective checkpoint
 
 
 def move_hooks(
@@ -81,28 +154,42 @@ def move_hooks(
         is_scheduled: whether the compiler places the operators (`compilers.place_hooks`). The
             forward then packs at its end: no use may be fused into a kernel behind the pack.
     """
-    register()
     (output,) = forward.graph.find_nodes(op="output")
     outputs = list(output.args[0])
     given = {node.name: node for node in backward.graph.find_nodes(op="placeholder")}
     saved = _find_saved(outputs[returned:], given)
     chosen, stays = _choose(forward.graph, saved, outputs[:returned])
+    found = MovedHooks(
+        region=_name_region(forward.graph),
+        packed=tuple(each.nbytes for each in chosen),
+        stays=stays,
+    )
     if chosen:
         symbols = _Symbols(forward.graph, backward.graph)
         for each in chosen:
             symbols.add(each.target)
+        pack = PACK if is_scheduled else PACK_IN_PLACE
         handles = [
-            _pack(forward.graph, PACK, each, behind=output.prev)
-            if is_scheduled
-            else _pack(forward.graph, PACK_IN_PLACE, each, behind=each.last)
+            _pack(forward.graph, pack, each, behind=output.prev if is_scheduled else each.last)
             for each in chosen
         ]
+        handles[0].update_arg(1, str(found))
         _unpack(backward.graph, chosen, handles, [given[node.name] for node in saved], symbols)
         _replace_outputs(output, returned, chosen, [*handles, *symbols.made])
         for module in (forward, backward):
             module.graph.lint()
             module.recompile()
-    return MovedHooks(packed=tuple(each.nbytes for each in chosen), stays=stays)
+    return found
+
+
+def _name_region(graph: fx.Graph) -> str:
+    """Return where the code of a region begins, such as `forward (model.py:12)`."""
+    for node in graph.nodes:
+        for line in node.meta.get("stack_trace", "").splitlines():
+            if found := _FRAME.match(line):
+                file, number, function = found.groups()
+                return f"{function} ({file}:{number})"
+    return "without a place"
 
 
 def _find_saved(outputs: Iterable[Any], given: dict[str, fx.Node]) -> list[fx.Node]:
@@ -116,17 +203,17 @@ def _find_saved(outputs: Iterable[Any], given: dict[str, fx.Node]) -> list[fx.No
 
 def _choose(
     graph: fx.Graph, saved: Sequence[fx.Node], results: Sequence[Any]
-) -> tuple[list[_PackedStorage], dict[str, int]]:
+) -> tuple[list[_PackedStorage], dict[str, list[int]]]:
     """Return the storages to pack, and the bytes of the others by the reason why they stay."""
     order = {node: at for at, node in enumerate(graph.nodes)}
     tensors, returned = _by_storage(graph.nodes), _by_storage(results)
     chosen: list[_PackedStorage] = []
-    stays: dict[str, int] = {}
+    stays: dict[str, list[int]] = {}
     for storage, members in _by_storage(saved).items():
         nbytes = _bytes_of(members[0])
         why = _why_it_stays(tensors[storage], members, is_returned=storage in returned)
         if why and nbytes >= LEAST_BYTES:
-            stays[why] = stays.get(why, 0) + nbytes
+            stays.setdefault(why, []).append(nbytes)
         elif nbytes >= LEAST_BYTES:
             chosen.append(_describe(tensors[storage], members, order, nbytes))
     return chosen, stays
@@ -144,6 +231,7 @@ def _describe(
         views=tuple(_find_views(base, node) or () for node in members),
         last=max(uses, key=order.__getitem__),
         nbytes=nbytes,
+        is_swapped=any(node.meta.get(IS_SWAPPED) for node in (base, *members)),
     )
 
 
@@ -162,7 +250,7 @@ def _why_it_stays(
     """Return why the graphs do not pack a storage; empty: they do."""
     base = tensors[0]
     if base.op != "call_function":
-        return "inputs of the region"
+        return "inputs and parameters of the region"
     if is_returned:
         return "results of the region"
     if any(node.meta.get(NO_CHECK) for node in members):
@@ -217,10 +305,9 @@ def _bytes_of(node: fx.Node) -> int:
 def _pack(graph: fx.Graph, pack: str, saved: _PackedStorage, *, behind: fx.Node) -> fx.Node:
     """Pack a storage behind a node; return the handle."""
     value = saved.target.meta["val"]
+    operator = find(_SWAPPING[pack] if saved.is_swapped else pack)
     with graph.inserting_after(behind):
-        handle = graph.call_function(
-            find(pack), (saved.target,), name=f"packed_{saved.target.name}"
-        )
+        handle = graph.call_function(operator, (saved.target, ""), name=f"packed_{saved.target}")
     with value.fake_mode:
         handle.meta["val"] = torch.empty(HANDLE_BYTES, dtype=torch.uint8)
     handle.meta[NO_CHECK] = True  # other code's hooks need not see it

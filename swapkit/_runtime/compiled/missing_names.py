@@ -5,13 +5,13 @@ from __future__ import annotations
 from swapkit.texts import get_logger
 
 _log = get_logger(__name__)
-_said: list[str] = []
+reported: list[str] = []  # what was missing
 
 
-def warn_of(error: Exception) -> None:
+def report_missing(error: Exception) -> None:
     """Say once that this torch lacks a name: hooks then run around compiled graphs, not inside."""
-    if not _said:
-        _said.append(str(error))
+    if not reported:
+        reported.append(str(error))
         _log.warning(
             "saved tensors of compiled graphs are swapped only between the graphs, because this "
             "torch has changed (%s). Compile blocks instead of the whole model",

@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from swapkit._runtime.compiled import graphs
-from swapkit._runtime.compiled.missing_names import warn_of
+from swapkit._runtime.compiled.missing_names import report_missing
 from swapkit._runtime.torch_compat import compilers
 from swapkit.texts import get_logger
-from swapkit.units import format_bytes
 
 _log = get_logger(__name__)
+# The handles are on the CPU, and each operator of ours would end a device graph.
+_DEVICE_GRAPHS = (
+    "saved tensors of a region with CUDA graphs (mode='reduce-overhead') move only between "
+    "regions: compile with another mode, or compile blocks"
+)
 
 
 class LatePartitioner(compilers.CustomPartitionerFn):
@@ -27,9 +31,11 @@ class LatePartitioner(compilers.CustomPartitionerFn):
         self, gm: compilers.GraphModule, joint_inputs: Sequence[object], **options: Any
     ) -> compilers.Graphs:
         """Return the graphs of forward and backward."""
+        graphs.save_swapped(gm.graph)
         forward, backward = compilers.split(gm, joint_inputs, **options)
-        # A handle on the CPU would end a device graph.
-        if not compilers.makes_device_graphs() and _can_place():
+        if compilers.makes_device_graphs() and graphs.has_device_tensors(forward.graph):
+            _log.info("%s", _DEVICE_GRAPHS)
+        elif can_place():
             _move((forward, backward), options["num_fwd_outputs"], is_scheduled=True)
         return forward, backward
 
@@ -39,18 +45,17 @@ class LatePartitioner(compilers.CustomPartitionerFn):
 
 
 def _move(split: compilers.Graphs, returned: int, *, is_scheduled: bool) -> None:
-    found = graphs.move_hooks(*split, returned, is_scheduled=is_scheduled)
-    stays = [f"{format_bytes(nbytes)} stay: {why}" for why, nbytes in found.stays.items()]
-    moves = f"{len(found.packed)} saved tensors, {format_bytes(sum(found.packed))}"
-    _log.info("compiled region: %s", "; ".join([f"{moves}, move while it runs", *stays]))
+    _log.info("%s", graphs.move_hooks(*split, returned, is_scheduled=is_scheduled))
 
 
 @functools.cache
-def _can_place() -> bool:
+def can_place() -> bool:
+    """Return whether inductor can place our operators."""
     try:
-        compilers.place_hooks(graphs.find(graphs.PACK), graphs.find(graphs.UNPACK))
+        packs = graphs.find(graphs.PACK), graphs.find(graphs.SWAP)
+        compilers.place_hooks(packs, graphs.find(graphs.UNPACK))
     except (AttributeError, ImportError) as error:
-        warn_of(error)
+        report_missing(error)
         return False
     return True
 
@@ -63,13 +68,15 @@ def _digest() -> str:
     return f"swapkit-{digest.hexdigest()}"
 
 
-def open_inductor() -> None:
+def register_inductor(swapping: graphs.Swapping) -> None:
     """Let inductor call the partitioner, unless the program has set one."""
+    graphs.register(swapping)
     compilers.set_partitioner(LatePartitioner())
 
 
-def open_dynamo() -> None:
+def register_dynamo(swapping: graphs.Swapping) -> None:
     """Let every other backend that uses AOTAutograd move the hooks into its graphs."""
+    graphs.register(swapping)
     compilers.wrap_splits(_split_late)
 
 
@@ -79,6 +86,7 @@ def _split_late(split: compilers.Split) -> compilers.Split:
     def split_and_move(
         gm: compilers.GraphModule, joint_inputs: Sequence[object], **options: Any
     ) -> compilers.Graphs:
+        graphs.save_swapped(gm.graph)
         forward, backward = split(gm, joint_inputs, **options)
         _move((forward, backward), options["num_fwd_outputs"], is_scheduled=False)
         return forward, backward

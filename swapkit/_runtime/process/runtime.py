@@ -12,12 +12,12 @@ import torch
 from swapkit._native.backend import ANY_NODE, NUMA_NODES, Backend, Pages
 from swapkit._native.sched import Scheduler
 from swapkit._runtime.affinity.devices import DevicePlaces
-from swapkit._runtime.compiled.doors import watch_compilers
+from swapkit._runtime.compiled.registration import watch_compilers
 from swapkit._runtime.process.announced_kernels import AnnouncedKernels
 from swapkit._runtime.saved.device import CPU, TYPES, Device, DevicePool, SharedState
 from swapkit._runtime.saved.eviction import NO_BUDGET, EvictionTerms
 from swapkit._runtime.saved.swapper import Swapper
-from swapkit._runtime.shim.types import Mover
+from swapkit._runtime.shim.types import Mover, Placement
 from swapkit._runtime.thread_state import thread_state
 from swapkit._runtime.torch_compat.accelerators import (
     NPU,
@@ -27,6 +27,7 @@ from swapkit._runtime.torch_compat.accelerators import (
 from swapkit._runtime.torch_compat.wrappers import give_leaves_back
 from swapkit.config.allocator_settings import read_allocator_settings
 from swapkit.config.environment import apply_log_level, read_environment
+from swapkit.ir.plans import Action
 
 
 class Runtime(SharedState):
@@ -46,7 +47,7 @@ class Runtime(SharedState):
         self.tracker.note_switch = self._kernels.set_naming
         self.shim.kernels_listen(self._kernels)
         give_leaves_back()
-        watch_compilers()
+        watch_compilers(self.swapping)
 
     # ---- devices --------------------------------------------------------------------------------
 
@@ -156,6 +157,15 @@ class Runtime(SharedState):
         if accelerator is not None and device_type == accelerator.number:
             return self.default_swapper(self.device(torch.device(accelerator.type, index)))
         return None
+
+    def swapping(self, tensor: torch.Tensor) -> contextlib.AbstractContextManager[object]:
+        """Return hooks that move what autograd saves on a tensor's device to the host."""
+        device_type = TYPES.get(tensor.device.type, -1)
+        swapper = self.other_swapper(device_type, tensor.get_device())  # -1: the CPU's
+        if swapper is None:  # nobody moves tensors there
+            return contextlib.nullcontext()
+        placement = Placement(Action.SWAP, min_bytes=read_environment().min_swap_bytes)
+        return torch.autograd.graph.saved_tensors_hooks(swapper.packer(placement), swapper.unpack)
 
     def current_device(self) -> Device:
         """Return the current device of the accelerator that torch uses, else the CPU."""

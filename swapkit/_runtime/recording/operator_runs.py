@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+from swapkit._runtime.compiled import NAMESPACE
 from swapkit._runtime.operators.effects import effects_of
 from swapkit._runtime.operators.names import Operator
 from swapkit._runtime.operators.settings import may_be_random
@@ -107,7 +108,6 @@ def _run_until_it_fits(
 # The dispatch mode that shows operators to a recorder.
 
 _DISPATCH = "__torch_dispatch__"
-HOOKS = "swapkit"  # the namespace of operators that call the hooks (`_runtime/compiled/`)
 
 
 @functools.cache
@@ -154,7 +154,7 @@ class RecordingMode(SeeingMode):  # type: ignore[no-untyped-call]
         recorder, given = self._recorder, kwargs or {}
         if recorder is None or recorder.is_paused:
             return func(*args, **given)
-        if func.namespace == HOOKS:
+        if func.namespace == NAMESPACE:
             return recorder.run_hook(func, args, given)
         if types and not _are_plain(tuple(types)):
             if not mode_stack():

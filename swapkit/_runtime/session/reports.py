@@ -15,6 +15,7 @@ import torch
 from swapkit._native.layout import LayoutStats
 from swapkit._runtime.allocators.installed_pool import Installation
 from swapkit._runtime.allocators.memory_holders import UNCOLLECTED_AGE
+from swapkit._runtime.compiled.graphs import list_regions as list_regions  # noqa: PLC0414 - for `explain`
 from swapkit._runtime.control.plan_status import PlanStatus, describe, describe_progress
 from swapkit._runtime.model.ranks import count_node_ranks
 from swapkit._runtime.optimizer.chunked_step import attached

@@ -84,15 +84,15 @@ def _is_inductors(given: Split) -> bool:
 
 
 @functools.cache
-def place_hooks(pack: object, unpack: object) -> None:
-    """Let inductor place two operators: behind the last, and before the first use of a tensor.
+def place_hooks(packs: tuple[object, ...], unpack: object) -> None:
+    """Let inductor place operators: behind the last, and before the first use of a tensor.
 
     A pack ends the life of a buffer: it runs behind all readers, and nothing is written to the
     memory any more. Only its lowering says so: a mutation in the graph would keep kernels from
     being fused, and a reader that is fused behind the pack would read memory that is gone.
 
     Args:
-        pack: an operator that takes a tensor's memory away, at the end of a graph.
+        packs: operators that take a tensor's memory away, at the end of a graph.
         unpack: an operator that gives a tensor back.
     """
     from torch._inductor import ir, lowering
@@ -100,31 +100,32 @@ def place_hooks(pack: object, unpack: object) -> None:
     from torch._inductor.virtualized import V
 
     make: Any = lowering.fallback_handler
-    call_pack = make(pack, add_to_fallback_set=False)
 
-    def lower_pack(made: Any) -> Any:  # noqa: ANN401 - inductor's
+    def lower_pack(call: Any, made: Any, region: str) -> Any:  # noqa: ANN401 - inductor's
         made.realize()
-        handle = call_pack(made)
+        handle = call(made, region)
         kernel = handle.data.data.inputs[0]  # of a MultiOutput in a StorageBox in a TensorBox
         V.graph.never_reuse_buffers.add(made.get_name())
         layout = ir.NoneLayout(device=made.get_device())
         kernel.mutation_outputs.append(ir.MutationOutput(layout, made, kernel))
         return handle
 
-    lowering.register_lowering(pack, type_promotion_kind=None)(lower_pack)
+    for pack in packs:
+        lower = functools.partial(lower_pack, make(pack, add_to_fallback_set=False))
+        lowering.register_lowering(pack, type_promotion_kind=None)(lower)
     scheduler: Any = Scheduler
     compute_last_usage = scheduler.compute_last_usage  # called once all nodes have their places
 
     def place_first(self: Any) -> None:  # noqa: ANN401 - a Scheduler
-        self.nodes = _place(self.nodes, pack, unpack)
+        self.nodes = _place(self.nodes, packs, unpack)
         compute_last_usage(self)
 
     scheduler.compute_last_usage = place_first
 
 
-def _place(nodes: Sequence[Any], pack: object, unpack: object) -> list[Any]:
+def _place(nodes: Sequence[Any], packing: tuple[object, ...], unpack: object) -> list[Any]:
     """Put each pack behind the last node that it depends on, each unpack before its first user."""
-    packs, unpacks = _with_results(nodes, pack), _with_results(nodes, unpack)
+    packs, unpacks = _with_results(nodes, packing), _with_results(nodes, (unpack,))
     moved = {id(node) for group in (*packs, *unpacks) for node in group}
     rest = [node for node in nodes if id(node) not in moved]
     made = {name: at for at, node in enumerate(rest) for name in node.get_buffer_names()}
@@ -149,15 +150,15 @@ def _find_user(nodes: Sequence[Any], names: set[str]) -> int:
     return next(users, len(nodes))
 
 
-def _with_results(nodes: Sequence[Any], operator: object) -> list[list[Any]]:
-    """Return the kernels of an operator, each with the nodes that only name its results."""
+def _with_results(nodes: Sequence[Any], operators: tuple[object, ...]) -> list[list[Any]]:
+    """Return the kernels of operators, each with the nodes that only name its results."""
     from torch._inductor import ir
 
     results = [each for each in nodes if isinstance(getattr(each, "node", None), ir.MultiOutput)]
     kernels = [
         each
         for each in nodes
-        if getattr(getattr(each, "node", None), "op_overload", None) is operator
+        if getattr(getattr(each, "node", None), "op_overload", None) in operators
     ]
     return [
         [kernel, *(each for each in results if _needs(each) & set(kernel.get_buffer_names()))]

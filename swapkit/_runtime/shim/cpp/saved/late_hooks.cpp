@@ -17,8 +17,13 @@
 #include <torch/library.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -71,14 +76,50 @@ at::Tensor copied(const at::Tensor &tensor) {
                        tensor.strides());
 }
 
-at::Tensor pack_saved(const at::Tensor &made) {
+// What compiled regions say of themselves, in the order in which they ran first. The text is in the
+// graph, since torch's caches keep graphs beyond the process that made them.
+struct Regions {
+    std::mutex mutex;
+    std::unordered_set<std::string> known;
+    std::vector<std::string> texts;
+};
+
+Regions &regions() {
+    static auto *found = new Regions; // torch's threads may run graphs while the process exits
+    return *found;
+}
+
+void note_region(std::string_view text) {
+    Regions &noted = regions();
+    const std::lock_guard<std::mutex> guard(noted.mutex);
+    auto [at, is_new] = noted.known.emplace(text);
+    if (is_new) {
+        noted.texts.push_back(*at);
+    }
+}
+
+std::vector<std::string> compiled_regions() {
+    Regions &noted = regions();
+    const std::lock_guard<std::mutex> guard(noted.mutex);
+    return noted.texts;
+}
+
+// `region`: a text about the region, with the first tensor that it packs; else empty.
+at::Tensor pack_saved(const at::Tensor &made, std::string_view region) {
+    if (!region.empty()) {
+        note_region(region);
+    }
     auto late = std::make_unique<Late>();
     late->saved = SavedVariable(take_memory(made), false);
     Late *owned = late.release();
     c10::DataPtr memory(owned, owned, &drop_late, c10::kCPU);
     auto storage = c10::make_intrusive<c10::StorageImpl>(
         c10::StorageImpl::use_byte_size_t(), handle_bytes, std::move(memory), nullptr, false);
-    return at::empty({0}, at::kByte).set_(c10::Storage(std::move(storage)), 0, {handle_bytes}, {1});
+    auto handle = at::detail::make_tensor<c10::TensorImpl>( // twice as fast as torch's operators
+        c10::Storage(std::move(storage)), c10::DispatchKeySet(c10::DispatchKey::CPU),
+        caffe2::TypeMeta::Make<std::uint8_t>());
+    handle.unsafeGetTensorImpl()->set_sizes_contiguous({handle_bytes});
+    return handle;
 }
 
 // `size` to `device` describe the result for compilers.
@@ -110,8 +151,9 @@ struct LateOperators {
             static torch::Library library(torch::Library::FRAGMENT, "swapkit", std::nullopt,
                                           __FILE__, __LINE__);
             const std::vector<at::Tag> tags = {at::Tag::needs_exact_strides};
-            library.def("pack_saved(Tensor made) -> Tensor", tags);
-            library.def("pack_saved_(Tensor(a!) made) -> Tensor", tags);
+            library.def("pack_saved(Tensor made, str region) -> Tensor", tags);
+            library.def("pack_saved_(Tensor(a!) made, str region) -> Tensor", tags);
+            library.def("compiled_regions() -> str[]", compiled_regions);
             library.def("unpack_saved(Tensor handle, SymInt[] size, SymInt[] stride, "
                         "ScalarType dtype, Device device) -> Tensor",
                         tags);
