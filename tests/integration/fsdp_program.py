@@ -62,6 +62,7 @@ class Scenario:
     offloads: bool = False
     microbatches: int = 1
     is_parallel: bool = False  # by tensors: the ranks have the same data
+    is_compiled: bool = False  # layer by layer
     share: float = 0.0  # no session
 
 
@@ -73,9 +74,19 @@ SCENARIOS = {
     "offloaded": Scenario(offloads=True),
     "accumulated": Scenario(microbatches=3),
     "tensor parallel": Scenario(is_parallel=True),
+    "compiled": Scenario(width=128, tokens=4096, share=0.7, is_compiled=True),
     "large": Scenario(width=512, layers=6, tokens=1024, share=0.9),
     "large, less": Scenario(width=512, layers=6, tokens=1024, share=0.85),
 }
+
+
+class Layer(nn.Sequential):
+    """A layer with a forward of the program's own: Dynamo compiles none of torch's."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for module in self:
+            x = module(x)
+        return x
 
 
 class Training:
@@ -86,7 +97,7 @@ class Training:
         self.scenario = scenario
         self.model = nn.Sequential(
             *[
-                nn.Sequential(
+                Layer(
                     nn.Linear(scenario.width, 2 * scenario.width),
                     nn.GELU(),
                     nn.Linear(2 * scenario.width, scenario.width),
@@ -94,6 +105,9 @@ class Training:
                 for _ in range(scenario.layers)
             ]
         )
+        if scenario.is_compiled:
+            for layer in self.model:
+                layer.compile(backend="aot_eager")
         if scenario.is_parallel:
             self._split()
         else:

@@ -10,14 +10,14 @@ from tests.support.ranks import Scenarios
 SCENARIOS = Scenarios(
     ROOT / "tests" / "integration" / "fsdp_program.py",
     ("resharded", "accumulated", "large", "tensor parallel", "failed"),
-    ("kept", "by number", "half", "offloaded", "large, less"),
+    ("kept", "by number", "half", "offloaded", "compiled", "large, less"),
 )
 found = SCENARIOS.found
 RECORDED = SCENARIOS.parameters(
     *("resharded", "kept", "by number", "half", "offloaded", "accumulated", "large"),
     "tensor parallel",
 )
-TRAINED = SCENARIOS.parameters("large", "large, less")
+TRAINED = SCENARIOS.parameters("large", "compiled", "large, less")
 SETTLED = 6  # steps within which a session has its plan
 
 
@@ -41,7 +41,7 @@ def test_kinds_when_parameters_are_sharded_then_each_shard_has_its_own(scenario:
 
 
 @pytest.mark.parametrize("scenario", TRAINED)
-def test_training_when_weights_are_large_then_planned_with_the_same_bits_within_the_budget(
+def test_training_when_weights_are_gathered_then_planned_with_the_same_bits_within_the_budget(
     scenario: str,
 ) -> None:
     for rank in found(scenario):

@@ -532,6 +532,8 @@ class ModuleTracker:
         if outer == NO_MODULE:
             self.add_model(module)
             return self._tags[module]
+        if isinstance(module, torch.fx.GraphModule):  # a compiled region, of several modules alike
+            return self.tag_below(outer, type(module).__name__)
         return self._add(module, f"{self._names[outer]}.{type(module).__name__}")
 
     def _add(self, module: torch.nn.Module, name: str) -> int:

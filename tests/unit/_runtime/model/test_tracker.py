@@ -87,6 +87,29 @@ def test_module_when_it_is_in_no_known_model_then_named_after_the_one_that_calls
     assert probe.seen == ["Caller.Probe"]
 
 
+def test_graph_when_compiled_for_several_modules_then_each_calls_it_by_its_own_name(
+    tracker: ModuleTracker,
+) -> None:
+    names: list[str] = []
+
+    def note(x: torch.Tensor) -> torch.Tensor:
+        names.append(tracker.name(tracker.current()))
+        return x
+
+    graph = torch.fx.Graph()
+    graph.output(graph.call_function(note, (graph.placeholder("x"),)))
+    compiled = torch.fx.GraphModule({}, graph)
+
+    class Caller(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = compiled(x)
+            return result
+
+    tracker.add_model(model := nn.Sequential(Caller(), Caller()))
+    model(ONE)
+    assert names == ["0.GraphModule", "1.GraphModule"]
+
+
 def test_module_when_shared_then_keeps_its_first_path(tracker: ModuleTracker) -> None:
     probe = Probe(tracker)
     nn.Sequential(probe, nn.Sequential(probe))(ONE)
