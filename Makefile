@@ -20,6 +20,8 @@
 #                 framework, in .venv-oldest and .venv-newest
 #   make newest   the quick tests with the newest release of every dependency, torch included, in
 #                 .venv-newest-all (NEWEST_PYTHON=python3.13 for another interpreter)
+#   make releases what depends most on torch's private names, with each supported release of torch
+#                 (RELEASES="2.10 2.15" for some), in .venv-torch-2.10 and so on
 #   make setup    what the others do first: .venv, dependencies, native core
 #   make clean    remove everything that was built, and every .venv
 
@@ -51,6 +53,9 @@ INTEGRATIONS ?= oldest newest
 # Of `make newest`.
 NEWEST_VENV := .venv-newest-all
 NEWEST_PYTHON ?= $(PYTHON)
+# Of `make releases`.
+RELEASES ?= 2.10 2.11 2.13 2.14 2.15
+PRIVATE := tests/integration/test_compiled_graphs.py tests/unit/_runtime/compiled tests/unit/_runtime/torch_compat
 empty :=
 COMMON = $(subst $(empty) ,|,$(strip $(shell sed '/^\#/d' tests/integrations/common.txt)))
 
@@ -99,7 +104,7 @@ MAKEFLAGS += --no-print-directory
 
 .PHONY: setup demo test test-beside test-fast test-slow check check-quick check-python check-style \
 	check-c check-sanitisers check-shim format docs docs-links bench gpu virtual npu integrations \
-	newest clean
+	newest releases clean
 
 setup: $(READY)
 	@:
@@ -243,8 +248,18 @@ newest: setup
 	@$(NEWEST_VENV)/bin/python -m pip list 2>/dev/null | grep -E '^(torch|numpy|highspy|cffi|click) '
 	@$(NEWEST_VENV)/bin/python -m pytest -q -n $(WORKERS) --maxprocesses=8 --dist=loadscope --fast $(FAST) $(ARGS)
 
+releases: setup
+	@set -e; for release in $(RELEASES); do folder=.venv-torch-$$release; \
+		test -x $$folder/bin/pip || $(PYTHON) -m venv --clear $$folder; \
+		grep -Ev '^torch==' constraints.txt >$$folder/constraints.txt; \
+		$$folder/bin/python -m pip install -qq -c $$folder/constraints.txt "torch==$$release.*" \
+		X \
+		hypothesis expecttest pytest pytest-xdist; \
+		$$folder/bin/python -c 'import torch; print("releases: torch", torch.__version__)'; \
+		$$folder/bin/python -m pytest -q $(PRIVATE) $(ARGS); done
+
 clean:
 	@rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	@find swapkit tests tools benchmarks examples -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 	@rm -rf $(NATIVE)/_lib*.so $(NATIVE)/libswapkit.so $(NATIVE)/libswapkit_test.so $(VENV) $(NPU_VENV) .venv-oldest .venv-newest \
-		$(NEWEST_VENV)
+		$(NEWEST_VENV) .venv-torch-*

@@ -10,8 +10,9 @@ same compiled model trains plainly and in all sessions.
   compiled; its stage, and rescues of its last steps; measured over predicted bytes and seconds.
 - least: the smallest budget, in per cent of the eager step, that trains without running out of
   memory: eager, and compiled as a whole.
-- torch: beside `torch._functorch.config.activation_memory_budget` at 1, 0.8, 0.5 and 0.3: its peak
-  and step, and the step of a session with that peak as the budget.
+- torch: beside `torch._functorch.config.activation_memory_budget` at 1, 0.8, 0.5 and 0.3: its peak,
+  whether it has the bits of 1, and its step; and the step of a session with that peak as the
+  budget, which has the bits of 1.
 - overhead: a step without a session, with the operators that pack and unpack over without them, in
   turns, in CPU time of all threads.
 
@@ -281,7 +282,7 @@ def print_least(names: Sequence[str], figures: Figures) -> None:
 
 def print_shares(names: Sequence[str], figures: Figures) -> None:
     print(
-        f"\n{'activation_memory_budget':<28} {'peak MiB':>9} {'step':>8} {'CPU':>8}   "
+        f"\n{'activation_memory_budget':<28} {'peak MiB':>9} {'bits':>5} {'step':>8} {'CPU':>8}   "
         f"{'session: peak':>13} {'step':>8} {'CPU':>8}  stage"
     )
     for name in names:
@@ -290,16 +291,21 @@ def print_shares(names: Sequence[str], figures: Figures) -> None:
         for share, peak, their, our in zip(
             SHARES, peaks, theirs, run("sessions", name, peaks), strict=True
         ):
-            start = f"{name:<12} {share:<15} {peak / MIB:9.1f} {their['seconds']:8.4f}"
+            same = their["digest"] == theirs[0]["digest"]
+            start = (
+                f"{name:<12} {share:<15} {peak / MIB:9.1f} {'yes' if same else 'NO':>5} "
+                f"{their['seconds']:8.4f}"
+            )
             key = f"torch_{name}_{share}"
             figures[f"{key}_peak_bytes"] = peak
+            figures[f"{key}_same"] = same
             figures[f"{key}_seconds"] = their["seconds"]
             if "failed" in our:
                 print(f"{start} {their['cpu_seconds']:8.4f}   {our['failed']}", flush=True)
                 continue
             figures[f"{key}_session_seconds"] = our["seconds"]
             print(
-                f"{start:<46} {their['cpu_seconds']:8.4f}   {our['reserved']:13.1%} "
+                f"{start:<52} {their['cpu_seconds']:8.4f}   {our['reserved']:13.1%} "
                 f"{our['seconds']:8.4f} {our['cpu_seconds']:8.4f}  {our['stage']}",
                 flush=True,
             )

@@ -124,10 +124,9 @@ class MovedHooks:
             f"{len(each)} of {format_bytes(sum(each))} do not: {why}"
             for why, each in self.stays.items()
         )
-        moves = f"{len(self.packed)} saved tensors, {format_bytes(sum(self.packed))}"
-        return f"compiled region {self.region}: {moves}, move while it runs" + (
-            f"; {others}" if others else ""
-        )
+        moves = f"{len(self.packed)} saved tensors, {format_bytes(sum(self.packed))}, move"
+        line = f"compiled region {self.region}: {moves} while it runs"
+        return f"{line}; {others}" if others else line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,13 +172,20 @@ def move_hooks(
             _pack(forward.graph, pack, each, behind=output.prev if is_scheduled else each.last)
             for each in chosen
         ]
-        handles[0].update_arg(1, str(found))
+        handles[0].update_arg(1, str(found))  # in the graph, for whoever runs it from a cache
         _unpack(backward.graph, chosen, handles, [given[node.name] for node in saved], symbols)
         _replace_outputs(output, returned, chosen, [*handles, *symbols.made])
         for module in (forward, backward):
             module.graph.lint()
             module.recompile()
+    elif stays:
+        torch.ops.swapkit.note_region(str(found))
     return found
+
+
+def note_unmoved(forward: fx.GraphModule, why: str) -> None:
+    """Note that nothing moves inside a region, for `list_regions`."""
+    torch.ops.swapkit.note_region(f"compiled region {_name_region(forward.graph)}: {why}")
 
 
 def _name_region(graph: fx.Graph) -> str:

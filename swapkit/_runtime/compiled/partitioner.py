@@ -16,8 +16,8 @@ from swapkit.texts import get_logger
 _log = get_logger(__name__)
 # The handles are on the CPU, and each operator of ours would end a device graph.
 _DEVICE_GRAPHS = (
-    "saved tensors of a region with CUDA graphs (mode='reduce-overhead') move only between "
-    "regions: compile with another mode, or compile blocks"
+    "with CUDA graphs (mode='reduce-overhead') its saved tensors move only between regions. Compile "
+    "in another mode, or compile blocks"
 )
 
 
@@ -34,7 +34,7 @@ class LatePartitioner(compilers.CustomPartitionerFn):
         graphs.save_swapped(gm.graph)
         forward, backward = compilers.split(gm, joint_inputs, **options)
         if compilers.makes_device_graphs() and graphs.has_device_tensors(forward.graph):
-            _log.info("%s", _DEVICE_GRAPHS)
+            graphs.note_unmoved(forward, _DEVICE_GRAPHS)
         elif can_place():
             _move((forward, backward), options["num_fwd_outputs"], is_scheduled=True)
         return forward, backward

@@ -154,6 +154,7 @@ struct LateOperators {
             library.def("pack_saved(Tensor made, str region) -> Tensor", tags);
             library.def("pack_saved_(Tensor(a!) made, str region) -> Tensor", tags);
             library.def("compiled_regions() -> str[]", compiled_regions);
+            library.def("note_region(str region) -> ()", note_region);
             library.def("unpack_saved(Tensor handle, SymInt[] size, SymInt[] stride, "
                         "ScalarType dtype, Device device) -> Tensor",
                         tags);
