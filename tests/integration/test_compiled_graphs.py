@@ -141,9 +141,36 @@ def with_dropout(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return nn.functional.dropout(layers(x, weight), 0.5) @ weight
 
 
+def with_channels_last(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    images = x.reshape(-1, 4, 8, 8).contiguous(memory_format=torch.channels_last)
+    kernel = weight[:9, :16].reshape(4, 4, 3, 3)
+    for _ in range(2):
+        images = nn.functional.conv2d(images, kernel, padding=1)
+        images = nn.functional.batch_norm(images, None, None, training=True).relu()
+    return images.mean((2, 3))
+
+
+def with_joined(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    first = (x @ weight).tanh()
+    second = first @ weight
+    rows, columns = torch.cat((first, second)), torch.cat((first, second), 1)
+    return (columns @ columns.t()).sin().sum(1) + (rows @ weight).tanh().chunk(2)[1].sum(1)
+
+
+@torch.compiler.nested_compile_region
+def region_inside(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return nn.functional.gelu(x @ weight).tanh()
+
+
+def with_regions(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    for _ in range(2):
+        x = region_inside(x, weight).exp() @ weight
+    return x.sin()
+
+
 def with_checkpoint(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     for _ in range(2):
-        x = checkpoint(layers, x, weight, use_reentrant=False)
+        x = checkpoint(with_dropout, x, weight, use_reentrant=False)
     return x.tanh() @ weight
 
 
@@ -246,14 +273,21 @@ FUNCTIONS = (
     with_output_saved,
     with_pieces,
     with_dropout,
+    with_joined,
+    with_channels_last,
+    with_regions,
     with_checkpoint,
     with_ctx,
     in_bfloat16,
 )
 
 
-# The threads share random numbers in any order; torch cannot do the second.
-IMPOSSIBLE = {(with_dropout, on_two_threads), (with_checkpoint, by_compiled_autograd)}
+# Threads share random numbers in any order; torch cannot do the last.
+IMPOSSIBLE = {
+    (with_dropout, on_two_threads),
+    (with_checkpoint, on_two_threads),
+    (with_checkpoint, by_compiled_autograd),
+}
 
 
 def list_programs() -> list[Any]:
@@ -357,6 +391,22 @@ def test_gradients_when_parameters_wrap_tensors_then_the_same_bits() -> None:
     plain = train()
     with swapkit.offload(min_bytes=1):
         assert all(map(torch.equal, train(), plain))
+
+
+def test_hooks_of_the_program_when_torch_compiles_them_then_they_have_every_tensor() -> None:
+    weight = torch.randn(WIDTH, WIDTH, requires_grad=True)
+    x = torch.randn(ROWS, WIDTH)
+    hooks = [
+        torch.fx.symbolic_trace(lambda tensor: tensor.to(torch.float64)),
+        torch.fx.symbolic_trace(lambda tensor: tensor.to(torch.float32)),
+    ]
+    once(layers, x, weight)
+    assert weight.grad is not None
+    expected, weight.grad = weight.grad, None
+    with torch.autograd.graph.saved_tensors_hooks(*hooks):
+        once(torch.compile(layers, backend="aot_eager"), x, weight)
+    assert weight.grad is not None
+    assert torch.equal(weight.grad, expected)
 
 
 def offload_tanh(_context: object, operator: object, *_args: object, **_kwargs: object) -> Any:

@@ -15,7 +15,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from swapkit._runtime.compiled import NAMESPACE
-from swapkit._runtime.torch_compat.internals import FakeTensor, OpOverload, schema_of, storage_id
+from swapkit._runtime.torch_compat import internals
 from swapkit.units import format_bytes
 
 LEAST_BYTES = 4096  # of a storage: less is not worth an operator
@@ -23,6 +23,8 @@ HANDLE_BYTES = 8  # `shim/cpp/saved/late_hooks.cpp`
 IS_SWAPPED = "swapkit_is_swapped"  # our mark of a node whose result a user moves to the host
 _FRAME = re.compile(r'\s*File "(?:.*/)?(.*)", line (\d+), in (\S+)')
 _SWAPPED_POLICIES = ("MUST_CPU_OFFLOAD", "PREFER_CPU_OFFLOAD")  # not in every version of torch
+_TRANSPARENT = ("flex_attention", "triton_kernel_wrapper_functional")  # their results are new
+EXACT_OPERANDS = "eager_input_vals"  # torch's name of what inductor restores the strides of
 NO_CHECK = "saved_tensor_with_no_vc_check"  # torch's mark of what autograd keeps without hooks
 # Our operators, which the shim defines. The first two are the same, for a compiler that places it,
 # and with the write in its schema, for others: a write would keep inductor from fusing kernels.
@@ -32,9 +34,9 @@ SWAP, SWAP_IN_PLACE = "swap_saved", "swap_saved_"
 _SWAPPING = {PACK: SWAP, PACK_IN_PLACE: SWAP_IN_PLACE}
 
 
-def find(name: str) -> OpOverload:
+def find(name: str) -> internals.OpOverload:
     """Return an operator of ours; the shim must be loaded."""
-    found: OpOverload = getattr(getattr(torch.ops, NAMESPACE), name).default
+    found: internals.OpOverload = getattr(getattr(torch.ops, NAMESPACE), name).default
     return found
 
 
@@ -100,6 +102,11 @@ def save_swapped(joint: fx.Graph) -> None:
             node.meta[IS_SWAPPED] = True
 
 
+def has_compiled_hooks() -> bool:
+    """Return whether torch is about to compile the thread's saved-tensor hooks into the graphs."""
+    return all(isinstance(hook, fx.GraphModule) for hook in internals.top_hooks(True) or [None])  # noqa: FBT003
+
+
 def has_device_tensors(graph: fx.Graph) -> bool:
     """Return whether a graph works on an accelerator."""
     return any(_is_tensor(node) and node.meta["val"].device.type != "cpu" for node in graph.nodes)
@@ -155,8 +162,8 @@ def move_hooks(
     """
     (output,) = forward.graph.find_nodes(op="output")
     outputs = list(output.args[0])
-    given = {node.name: node for node in backward.graph.find_nodes(op="placeholder")}
-    saved = _find_saved(outputs[returned:], given)
+    saved = [node for node in outputs[returned:] if _is_tensor(node)]
+    given = _find_given(backward.graph, len(saved))
     chosen, stays = _choose(forward.graph, saved, outputs[:returned])
     found = MovedHooks(
         region=_name_region(forward.graph),
@@ -173,7 +180,7 @@ def move_hooks(
             for each in chosen
         ]
         handles[0].update_arg(1, str(found))  # in the graph, for whoever runs it from a cache
-        _unpack(backward.graph, chosen, handles, [given[node.name] for node in saved], symbols)
+        _unpack(backward.graph, chosen, handles, dict(zip(saved, given, strict=True)), symbols)
         _replace_outputs(output, returned, chosen, [*handles, *symbols.made])
         for module in (forward, backward):
             module.graph.lint()
@@ -198,10 +205,12 @@ def _name_region(graph: fx.Graph) -> str:
     return "without a place"
 
 
-def _find_saved(outputs: Iterable[Any], given: dict[str, fx.Node]) -> list[fx.Node]:
-    """Return the tensors among a forward's outputs that the backward gets, by name."""
-    tensors = [node for node in dict.fromkeys(outputs) if _is_tensor(node)]
-    return [node for node in tensors if node.name in given]
+def _find_given(backward: fx.Graph, count: int) -> list[fx.Node]:
+    """Return the inputs of a backward that are the saved tensors of the forward, in their order.
+
+    Their names may differ. Sizes are before them, gradients behind.
+    """
+    return [node for node in backward.find_nodes(op="placeholder") if _is_tensor(node)][:count]
 
 
 # ---- which tensors -------------------------------------------------------------------------------
@@ -259,11 +268,20 @@ def _why_it_stays(
         return "inputs and parameters of the region"
     if is_returned:
         return "results of the region"
+    if any(map(_shares_unseen, tensors)):
+        return "operands and results of graphs inside"
     if any(node.meta.get(NO_CHECK) for node in members):
         return "kept by the ctx of an autograd.Function"
     if any(_find_views(base, node) is None for node in members):
         return "views that cannot be made again"
     return ""
+
+
+def _shares_unseen(tensor: fx.Node) -> bool:
+    """Return whether another graph takes or makes a tensor: its results may share its memory."""
+    targets = [each.target for each in (*tensor.all_input_nodes, tensor, *tensor.users)]
+    graphs = [each for each in targets if isinstance(each, internals.HigherOrderOperator)]
+    return any(each.__name__ not in _TRANSPARENT for each in graphs)
 
 
 def _find_views(base: fx.Node, node: fx.Node) -> tuple[fx.Node, ...] | None:
@@ -283,7 +301,9 @@ def _find_views(base: fx.Node, node: fx.Node) -> tuple[fx.Node, ...] | None:
 
 def _is_pure(target: object) -> bool:
     """Return whether a node may be repeated: one of several results, or an operator's."""
-    is_operator = isinstance(target, OpOverload) and not schema_of(target).is_mutable
+    is_operator = (
+        isinstance(target, internals.OpOverload) and not internals.schema_of(target).is_mutable
+    )
     return target is operator.getitem or is_operator
 
 
@@ -294,9 +314,13 @@ def _is_tensor(node: object) -> bool:
 def _storage_of(node: fx.Node) -> int | None:
     """Return a number for a node's storage; None: the node is no tensor with plain memory."""
     value = node.meta.get("val")
-    if type(value) is not FakeTensor or value.layout is not torch.strided or value.is_nested:
+    if (
+        type(value) is not internals.FakeTensor
+        or value.layout is not torch.strided
+        or value.is_nested
+    ):
         return None
-    return storage_id(value)
+    return internals.storage_id(value)
 
 
 def _bytes_of(node: fx.Node) -> int:
@@ -317,6 +341,8 @@ def _pack(graph: fx.Graph, pack: str, saved: _PackedStorage, *, behind: fx.Node)
     with value.fake_mode:
         handle.meta["val"] = torch.empty(HANDLE_BYTES, dtype=torch.uint8)
     handle.meta[NO_CHECK] = True  # other code's hooks need not see it
+    # Inductor may have chosen other strides. The backward was traced with these.
+    handle.meta[EXACT_OPERANDS] = (value, ""), {}
     return handle
 
 
@@ -382,15 +408,17 @@ def _unpack(
     graph: fx.Graph,
     chosen: Iterable[_PackedStorage],
     handles: Iterable[fx.Node],
-    given: Sequence[fx.Node],
+    given: dict[fx.Node, fx.Node],
     symbols: _Symbols,
 ) -> None:
-    """Unpack storages before their first use, from handles behind the saved tensors `given`."""
+    """Unpack storages before their first use, from handles behind the inputs of saved tensors.
+
+    `given`: these inputs, in order, by the tensor of the forward.
+    """
     order = {node: at for at, node in enumerate(graph.nodes)}
-    by_name = {node.name: node for node in given}
-    behind = given[-1]
+    behind = next(reversed(given.values()))
     for saved, packed in zip(chosen, handles, strict=True):
-        places = [by_name[node.name] for node in saved.members]
+        places = [given[node] for node in saved.members]
         with graph.inserting_after(behind):
             handle = behind = graph.placeholder(packed.name)
         handle.meta.update(places[0].meta, val=packed.meta["val"])
@@ -398,7 +426,7 @@ def _unpack(
         first = min((user for each in places for user in each.users), key=order.__getitem__)
         with graph.inserting_before(first):
             _unpack_one(graph, saved, handle, places, symbols)
-    for place in [by_name[node.name] for saved in chosen for node in saved.members]:
+    for place in [given[node] for saved in chosen for node in saved.members]:
         graph.erase_node(place)
 
 

@@ -16,9 +16,10 @@ from swapkit.texts import get_logger
 _log = get_logger(__name__)
 # The handles are on the CPU, and each operator of ours would end a device graph.
 _DEVICE_GRAPHS = (
-    "with CUDA graphs (mode='reduce-overhead') its saved tensors move only between regions. Compile "
-    "in another mode, or compile blocks"
+    "with CUDA graphs (mode='reduce-overhead') saved tensors move only between regions. Compile in "
+    "another mode, or compile blocks"
 )
+_COMPILED_HOOKS = "the program's saved-tensor hooks are graphs, which torch compiles, too"
 
 
 class LatePartitioner(compilers.CustomPartitionerFn):
@@ -45,7 +46,10 @@ class LatePartitioner(compilers.CustomPartitionerFn):
 
 
 def _move(split: compilers.Graphs, returned: int, *, is_scheduled: bool) -> None:
-    _log.info("%s", graphs.move_hooks(*split, returned, is_scheduled=is_scheduled))
+    if graphs.has_compiled_hooks():
+        graphs.note_unmoved(split[0], _COMPILED_HOOKS)
+    else:
+        _log.info("%s", graphs.move_hooks(*split, returned, is_scheduled=is_scheduled))
 
 
 @functools.cache

@@ -103,6 +103,9 @@ def place_hooks(packs: tuple[object, ...], unpack: object) -> None:
 
     def lower_pack(call: Any, made: Any, region: str) -> Any:  # noqa: ANN401 - inductor's
         made.realize()
+        if not _owns_memory(made):
+            copied = ir.ExternKernel.copy_input(made)
+            made = ir.ExternKernel.require_exact_strides(copied, made.get_stride())
         handle = call(made, region)
         kernel = handle.data.data.inputs[0]  # of a MultiOutput in a StorageBox in a TensorBox
         V.graph.never_reuse_buffers.add(made.get_name())
@@ -121,6 +124,27 @@ def place_hooks(packs: tuple[object, ...], unpack: object) -> None:
         compute_last_usage(self)
 
     scheduler.compute_last_usage = place_first
+
+
+def _owns_memory(made: Any) -> bool:  # noqa: ANN401 - inductor's
+    """Return whether a realized tensor is all that there is in its memory, in the graph so far.
+
+    The graph before inductor does not say so: inductor writes operands of a `cat` into its result,
+    and removes operators that copy.
+    """
+    from torch._inductor import ir
+    from torch._inductor.virtualized import V
+
+    buffer = made.data.data if type(made.data) is ir.StorageBox else None  # else a view
+    if not isinstance(buffer, ir.Buffer) or isinstance(buffer, ir.InputBuffer):
+        return False
+    is_part = not isinstance(buffer.layout, (ir.FixedLayout, ir.FlexibleLayout))
+    name = buffer.get_name()
+    if is_part or buffer.get_inputs_that_alias_output() or name in V.graph.never_reuse_buffers:
+        return False
+    returned = V.get_current_node().graph.output_node().args[0]
+    results = (V.graph.env.get(node) for node in returned)
+    return all(each.maybe_get_name() != name for each in results if isinstance(each, ir.IRNode))
 
 
 def _place(nodes: Sequence[Any], packing: tuple[object, ...], unpack: object) -> list[Any]:
