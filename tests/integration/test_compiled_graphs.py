@@ -6,6 +6,7 @@ import functools
 import gc
 import itertools
 import threading
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,6 +22,7 @@ from torch.utils.checkpoint import (
 )
 
 import swapkit
+from swapkit.ir.traces import Phase
 from swapkit.testing import planning_at_once
 from tests.support import run_fresh
 from tests.support.sessions import Block, Plain, Training, make_training, train_plainly
@@ -116,6 +118,22 @@ def test_session_when_the_model_is_compiled_then_a_plan_is_followed_within_the_b
         assert session.stats.oom_rescues == rescues
     assert training.outcome() == plain.outcome
     assert count_graphs() == graphs, "the session compiled anew"
+
+
+def test_trace_when_a_compiled_model_has_microbatches_then_each_is_recorded_as_the_first() -> None:
+    training = compile_as("whole", "aot_eager")()
+    training.microbatches = 3
+    with planning_at_once(), swapkit.budget("1GiB", training.model, training.optimizer) as session:
+        for _ in range(6):
+            training.step()
+        trace = session.trace
+    assert trace is not None
+    counts = Counter(
+        each.microbatch for each in trace.operators if each.phase is Phase.FORWARD and each.module
+    )
+    assert set(counts) == {0, 1, 2}
+    assert counts[1] == counts[2]
+    assert counts[0] <= counts[1] <= counts[0] + 4  # recording begins inside of the first
 
 
 # ---- programs ------------------------------------------------------------------------------------

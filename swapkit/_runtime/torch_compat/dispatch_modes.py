@@ -176,11 +176,16 @@ def _run_higher_order(
         _set_late((*_get_late(), mode))
 
 
-def renew_late() -> None:
-    """Show operators to this thread's late modes again: a guard of all keys may have ended that."""
+def renew() -> None:
+    """Show operators to this thread's modes again: a guard of all keys may have ended that.
+
+    Such as the end of a compiled call, if a mode was entered inside of it.
+    """
     late = _get_late()
     if late and _set_late is not None:
         _set_late(late)
+    elif count_modes() and not has_python_key():
+        push_mode(pop_mode(None))
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import torch
 
 from swapkit._runtime.model import global_hooks
 from swapkit._runtime.model.tracker import NO_MODULE, ModuleTracker, parts_of
-from swapkit._runtime.torch_compat.dispatch_modes import renew_late
+from swapkit._runtime.torch_compat.dispatch_modes import renew
 from swapkit._runtime.torch_compat.internals import NO_TASK, graph_task
 from swapkit.ir.traces import Phase
 
@@ -97,7 +97,7 @@ class Calls:
         meet, is_here = self._meet, self._is_here  # read once: another thread may call `stop`
         if meet is None or is_here is None or not is_here():
             return
-        renew_late()
+        renew()
         if id(module) not in self._met:
             self._met.add(id(module))
             meet(module)
