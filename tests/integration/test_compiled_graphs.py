@@ -483,7 +483,9 @@ def test_explanation_when_regions_have_run_then_each_has_a_line() -> None:
 @pytest.mark.slow
 def test_caches_when_another_process_compiles_the_same_then_they_hit(tmp_path: Path) -> None:
     code = f"""
-        import os, torch, swapkit
+        import os, warnings
+        warnings.simplefilter("ignore")  # torch's own, while it loads inductor
+        import torch, swapkit
         from torch._dynamo.utils import counters
 
         swapkit.install(device="cpu")
@@ -500,7 +502,7 @@ def test_caches_when_another_process_compiles_the_same_then_they_hit(tmp_path: P
         with swapkit.budget(os.environ["BUDGET"], policy="rescue") as session:
             layers(x).backward()
             moved = session.stats.swapped_out_bytes
-        has_line = "compiled region layers" in session.explain()
+        has_line = "compiled region" in session.explain()
         found = counters["aot_autograd"]
         hits, misses = found["autograd_cache_hit"], found["autograd_cache_miss"]
         print(sum(weight.grad.flatten().tolist()).hex(), moved > 0, has_line, hits, misses)
@@ -508,7 +510,7 @@ def test_caches_when_another_process_compiles_the_same_then_they_hit(tmp_path: P
     caches = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "TORCHINDUCTOR_FX_GRAPH_CACHE": "1"}
     first, second, third = (
         run_fresh(code, BUDGET=budget, timeout_s=300, **caches).split()
-        for budget in ("12MiB", "12MiB", "10MiB")
+        for budget in ("6MiB", "6MiB", "5MiB")
     )
     assert first[1:] == ["True", "True", "0", "1"]
     assert second[1:] == third[1:] == ["True", "True", "1", "0"]
