@@ -253,7 +253,7 @@ releases: setup
 		test -x $$folder/bin/pip || $(PYTHON) -m venv --clear $$folder; \
 		grep -Ev '^torch==' constraints.txt >$$folder/constraints.txt; \
 		$$folder/bin/python -m pip install -qq -c $$folder/constraints.txt "torch==$$release.*" \
-		X \
+		$$(sed -En '/^dependencies/,/^\]/s/^ *"([a-z]+)>.*/\1/p' pyproject.toml | grep -v torch) \
 		hypothesis expecttest pytest pytest-xdist; \
 		$$folder/bin/python -c 'import torch; print("releases: torch", torch.__version__)'; \
 		$$folder/bin/python -m pytest -q $(PRIVATE) $(ARGS); done

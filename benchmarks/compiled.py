@@ -245,6 +245,8 @@ def print_matrix(names: Sequence[str], percents: Sequence[int], figures: Figures
     for name, kind, backend in itertools.product(names, KINDS, BACKENDS):
         (reference,) = run("reference", name, kind, backend, SWAPKIT_COMPILE="0")
         plain, *cells = run("matrix", name, kind, backend, percents)
+        if "failed" in plain:
+            cells = [plain for _ in percents]
         for percent, cell in zip(percents, cells, strict=False):
             start = f"{name:<12} {kind:<7} {backend:<10} {percent:5}%"
             key = f"matrix_{name}_{kind}_{backend}_{percent}"

@@ -112,16 +112,11 @@ def has_device_tensors(graph: fx.Graph) -> bool:
     return any(_is_tensor(node) and node.meta["val"].device.type != "cpu" for node in graph.nodes)
 
 
-def list_regions() -> list[str]:
-    """Return a line about each region that has run in this process, in order."""
-    return list(torch.ops.swapkit.compiled_regions())
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MovedHooks:
     """What happens to the saved tensors of one region."""
 
-    region: str  # a name for people: the compilation, and where its code begins
+    region: str  # a name for people: where its code begins
     packed: tuple[int, ...] = ()  # bytes of the storages that the graphs pack
     stays: dict[str, list[int]] = field(default_factory=dict)  # bytes of the others, by reason
 
@@ -191,7 +186,7 @@ def move_hooks(
 
 
 def note_unmoved(forward: fx.GraphModule, why: str) -> None:
-    """Note that nothing moves inside a region, for `list_regions`."""
+    """Note that nothing moves inside a region, for `Session.explain`."""
     torch.ops.swapkit.note_region(f"compiled region {_name_region(forward.graph)}: {why}")
 
 

@@ -15,7 +15,6 @@ import torch
 from swapkit._native.layout import LayoutStats
 from swapkit._runtime.allocators.installed_pool import Installation
 from swapkit._runtime.allocators.memory_holders import UNCOLLECTED_AGE
-from swapkit._runtime.compiled.graphs import list_regions as list_regions  # noqa: PLC0414 - for `explain`
 from swapkit._runtime.control.plan_status import PlanStatus, describe, describe_progress
 from swapkit._runtime.model.ranks import count_node_ranks
 from swapkit._runtime.optimizer.chunked_step import attached
@@ -98,6 +97,11 @@ def explain_states(trained: Iterable[object]) -> list[str]:
     states = [attached(each) for each in trained if isinstance(each, torch.optim.Optimizer)]
     places = [each.places() for each in states if each is not None]
     return [str(each) for each in places if each is not None]
+
+
+def explain_regions() -> list[str]:
+    """Return a line about each compiled region that has run in this process, in order."""
+    return list(torch.ops.swapkit.compiled_regions())
 
 
 def explain_layout(stats: LayoutStats) -> list[str]:

@@ -404,7 +404,7 @@ class Session:
         text = reports.explain(stats, self._find_status(), self._config.policy_name, outside)
         trained = () if (active := self._active) is None else active.swapper.trained()
         states = reports.explain_states(trained)
-        regions = reports.list_regions()
+        regions = reports.explain_regions()
         return "\n".join([text, *regions, *states, *kept, *places, *threads, *advice])
 
     def report(self, path: str | os.PathLike[str]) -> None:

@@ -61,8 +61,8 @@ def wrap_splits(wrap: Callable[[Split], Split]) -> None:
     from torch._dynamo.backends import common
     from torch._functorch.partitioners import default_partition
 
-    door: Any = common
-    compile_graphs = door.aot_module_simplified
+    backends: Any = common
+    compile_graphs = backends.aot_module_simplified
 
     @functools.wraps(compile_graphs)
     def compile_wrapped(*args: Any, **kwargs: Any) -> object:
@@ -71,7 +71,7 @@ def wrap_splits(wrap: Callable[[Split], Split]) -> None:
             kwargs["partition_fn"] = wrap(given)
         return compile_graphs(*args, **kwargs)
 
-    door.aot_module_simplified = compile_wrapped
+    backends.aot_module_simplified = compile_wrapped
 
 
 def _is_inductors(given: Split) -> bool:

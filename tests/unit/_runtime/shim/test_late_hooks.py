@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import threading
 
 import pytest
 import torch
 
 import swapkit
-from swapkit._runtime.compiled.graphs import list_regions
+from swapkit._runtime.session.reports import explain_regions
 from tests.support import run_python
+from tests.support.sessions import in_use_bytes
 
 ROWS, THREADS, ROUNDS = 4096, 4, 20
 
@@ -25,11 +25,6 @@ def unpack(handle: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         handle, like.shape, like.stride(), like.dtype, like.device
     )
     return result
-
-
-def in_use_bytes() -> int:
-    gc.collect()
-    return swapkit.memory_stats()["allocated_bytes.all.current"]
 
 
 @pytest.mark.parametrize("name", ["pack_saved", "pack_saved_"])
@@ -88,7 +83,7 @@ def test_regions_when_they_run_again_then_each_is_listed_once_in_order() -> None
         "a region of this test",
     ):
         _ops.pack_saved(torch.randn(ROWS), text)
-    ours = [each for each in list_regions() if "of this test" in each]
+    ours = [each for each in explain_regions() if "of this test" in each]
     assert ours == ["a region of this test", "another region of this test"]
 
 
