@@ -105,12 +105,12 @@ def test_session_when_steps_lie_as_planned_then_they_reserve_what_was_predicted(
 ) -> None:
     plain = train_plainly(make_training, 2)
     assert any(reserves_as_predicted(plain.budget(share), installation) for _ in range(ATTEMPTS)), (
-        "no step lay as planned"
+        "no step lay as planned and reserved what was predicted"
     )
 
 
 def reserves_as_predicted(limit_bytes: int, installation: Installation) -> bool:
-    """Check what a step reserves if all of it lies as planned; return whether one did."""
+    """Check what a step reserves if all of it lies as planned; return whether it is within 1 %."""
     training = make_training()
     with (
         planning_at_once(),
@@ -125,12 +125,12 @@ def reserves_as_predicted(limit_bytes: int, installation: Installation) -> bool:
         measured = installation.pool.stats()["reserved_bytes.all.peak"]
         assert predicted is not None
         assert session.trace is not None
-        # A copy may end, or begin, one storage away from where it was predicted.
-        early = max(storage.nbytes for storage in session.trace.storages if storage.is_saved)
-        assert 0.99 * predicted - early <= measured <= 1.01 * predicted
-        assert predicted <= session.limit_bytes
+        # On a busy machine a copy ends, or begins, one storage away from where it was predicted.
+        moved = max(storage.nbytes for storage in session.trace.storages if storage.is_saved)
+        assert abs(measured - predicted) <= 0.01 * predicted + moved
+        assert max(measured, predicted) <= session.limit_bytes
         assert "reserved at planned addresses" in session.explain()
-    return True
+    return abs(measured - predicted) <= 0.01 * predicted
 
 
 @pytest.mark.parametrize("is_moving", [True, False])
