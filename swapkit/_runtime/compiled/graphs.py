@@ -191,12 +191,14 @@ def note_unmoved(forward: fx.GraphModule, why: str) -> None:
 
 
 def _name_region(graph: fx.Graph) -> str:
-    """Return where the code of a region begins, such as `forward (model.py:12)`."""
+    """Return where the code of a region begins, such as `forward (model.py:12)`, or its module."""
     for node in graph.nodes:
         for line in node.meta.get("stack_trace", "").splitlines():
             if found := _FRAME.match(line):
                 file, number, function = found.groups()
                 return f"{function} ({file}:{number})"
+        for _path, module in node.meta.get("nn_module_stack", {}).values():
+            return str(getattr(module, "__name__", module))
     return "without a place"
 
 

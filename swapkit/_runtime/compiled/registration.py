@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from swapkit._runtime.compiled.missing_names import report_missing
+from swapkit._runtime.torch_compat.dispatch_modes import renew_behind_compiled_calls
 from swapkit.imports import when_imported
 
 SWITCH = "SWAPKIT_COMPILE"  # 0: compiled graphs stay as torch makes them
@@ -24,6 +25,7 @@ def watch_compilers(swapping: Callable[..., AbstractContextManager[object]]) -> 
     Args:
         swapping: returns hooks that move what autograd saves on a tensor's device to the host.
     """
+    when_imported("torch._dynamo.eval_frame", renew_behind_compiled_calls)
     if is_on():
         for compiler, name in COMPILERS.items():
             when_imported(compiler, functools.partial(_register, name, swapping))

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from contextlib import AbstractContextManager
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from swapkit._runtime.thread_state import thread_state
 from swapkit._runtime.torch_compat.internals import (
+    KEY_GUARD,
     NO_TASK,
+    C,
     DispatchKey,
     ExcludeKey,
     HigherOrderOperator,
@@ -177,15 +180,37 @@ def _run_higher_order(
 
 
 def renew() -> None:
-    """Show operators to this thread's modes again: a guard of all keys may have ended that.
-
-    Such as the end of a compiled call, if a mode was entered inside of it.
-    """
+    """Show operators to this thread's modes again: a guard of all keys may have ended that."""
     late = _get_late()
     if late and _set_late is not None:
         _set_late(late)
     elif count_modes() and not has_python_key():
         push_mode(pop_mode(None))
+
+
+class _RenewingGuard:
+    """Torch's guard of all dispatch keys; behind it, modes that were entered within go on."""
+
+    def __init__(self, make: Callable[..., AbstractContextManager[None]], *keys: object) -> None:
+        self._guard = make(*keys)
+
+    def __enter__(self) -> None:
+        self._guard.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._guard.__exit__(*error)  # type: ignore[arg-type]
+        renew()
+
+
+@cache  # once per process
+def renew_behind_compiled_calls() -> None:
+    """Let modes see what runs behind a compiled call that they were entered in.
+
+    Dynamo restores the keys from before the call. Of a model that was compiled by `Module.compile`,
+    the call that a step begins with is such a call, and its loss follows.
+    """
+    if hasattr(C, KEY_GUARD):
+        setattr(C, KEY_GUARD, partial(_RenewingGuard, getattr(C, KEY_GUARD)))
 
 
 @contextlib.contextmanager

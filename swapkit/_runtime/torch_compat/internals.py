@@ -278,6 +278,7 @@ def has_python_key() -> bool:
 # ---- the build, the compiler, devices -----------------------------------------------------------
 
 C: Any = torch._C  # for code that replaces functions in it, or checks which ones exist
+KEY_GUARD = "_ForceDispatchKeyGuard"  # in `C`
 CXX11_ABI = int(torch._C._GLIBCXX_USE_CXX11_ABI)
 cuda_allocator: Any = torch.cuda.memory._CUDAAllocator
 

@@ -40,7 +40,7 @@ def test_inductor_when_it_is_loaded_then_it_has_the_partitioner_unless_the_user_
         assert torch._inductor.config.custom_partitioner_fn is ours
 
 
-def test_registration_when_switched_off_then_nothing_waits_for_the_compilers(
+def test_registration_when_switched_off_then_no_graph_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waited: list[str] = []
@@ -51,10 +51,11 @@ def test_registration_when_switched_off_then_nothing_waits_for_the_compilers(
     monkeypatch.setattr(registration, "when_imported", note)
     monkeypatch.setenv(registration.SWITCH, "0")
     registration.watch_compilers(swap_nothing)
-    assert waited == []
+    assert waited == ["torch._dynamo.eval_frame"]  # recorded steps need that
+    waited.clear()
     monkeypatch.delenv(registration.SWITCH)
     registration.watch_compilers(swap_nothing)
-    assert waited == ["torch._inductor.config", "torch._dynamo.backends.common"]
+    assert waited[1:] == ["torch._inductor.config", "torch._dynamo.backends.common"]
 
 
 def test_registration_when_torch_lacks_a_name_then_one_warning_says_what_holds(
