@@ -63,6 +63,7 @@ class Setup:
     offload: bool = False  # whether swapkit swaps everything
     native: bool = False  # whether torch's own allocator stays below swapkit
     share: float = 1.0  # of the activations that compiled code may save
+    backend: str = ""  # that compiles the whole model; none: eager code
     digest_steps: int = 2
     warmup_steps: int = 2
     timed_steps: int = 8

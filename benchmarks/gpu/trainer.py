@@ -49,6 +49,8 @@ class Training:
         shape = SHAPES[setup.shape]
         self.model = build_model(shape, setup.device)
         self.method: Method = prepare(setup, self.model)
+        if setup.backend:
+            self.model.compile(backend=setup.backend, dynamic=False)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=1e-4, fused=measure.is_cuda(setup.device)
         )

@@ -20,6 +20,8 @@ DEFAULT = (
     *(f"auto_{budget}" for budget in BUDGETS),
     *(f"{policy}_at_recompute" for policy in POLICIES[1:]),
 )
+# Compiled as a whole, of torch's own kernels: inductor's would need a GPU's compiler and driver.
+BACKEND = "aot_eager"
 # A model of transformers has no blocks that could be told what to recompute.
 NOT_OF_LIBRARIES = ("selective",)
 LIMITED = re.compile(rf"({'|'.join(POLICIES)})_({'|'.join(BUDGETS)})")
@@ -36,6 +38,10 @@ def list_ways(base: Setup, *, of_library: bool = False) -> list[Way]:
         listed += [
             ways.share(f"{policy}_{budget}", int(budget), policy=policy) for budget in BUDGETS[1:]
         ]
+    listed.append(ways.fixed("compiled", "plain", backend=BACKEND))
+    listed += [
+        ways.share(f"compiled_{budget}", int(budget), backend=BACKEND) for budget in BUDGETS[1:]
+    ]
     return listed
 
 

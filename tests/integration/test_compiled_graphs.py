@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import itertools
+import re
 import threading
 from collections import Counter
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch._functorch.config
 import torch._inductor.config
 from torch import nn
+from torch._dynamo.backends import common
+from torch._functorch import aot_autograd
+from torch._inductor.compile_fx import compile_fx
+from torch._inductor.utils import fresh_cache, run_fw_bw_and_get_code
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import (
     CheckpointPolicy,
@@ -37,6 +44,7 @@ STEPS, LAST = 24, 4
 pytestmark = [
     pytest.mark.usefixtures("installation", "steady_machine"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*does not support code generation for complex:UserWarning"),
     # Dynamo's own.
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
 ]
@@ -135,6 +143,17 @@ def test_trace_when_a_compiled_model_has_microbatches_then_each_is_recorded_as_t
     assert [each.microbatch for each in forward if each.name == "aten.mean.default"] == [0, 1, 2]
 
 
+@contextmanager
+def without_operators() -> Iterator[None]:
+    """Let torch compile graphs as it does without swapkit."""
+    compile_graphs = vars(common)["aot_module_simplified"]
+    with (
+        torch._inductor.config.patch(custom_partitioner_fn=None),
+        patch.object(common, "aot_module_simplified", compile_graphs.__wrapped__),
+    ):
+        yield
+
+
 # ---- programs ------------------------------------------------------------------------------------
 
 
@@ -158,8 +177,8 @@ def with_dropout(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return nn.functional.dropout(layers(x, weight), 0.5) @ weight
 
 
-def with_channels_last(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    images = x.reshape(-1, 4, 8, 8).contiguous(memory_format=torch.channels_last)
+def with_images(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    images = x.reshape(-1, 4, 8, 8)  # inductor makes them channels-last
     kernel = weight[:9, :16].reshape(4, 4, 3, 3)
     for _ in range(2):
         images = nn.functional.conv2d(images, kernel, padding=1)
@@ -208,6 +227,17 @@ class KeepsOnCtx(torch.autograd.Function):
 def with_ctx(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     result: torch.Tensor = KeepsOnCtx.apply(layers(x, weight) * 1e-3)
     return result @ weight
+
+
+def with_late_readers(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    hidden = (x @ weight).tanh()
+    return (hidden * hidden.flip(1)).cos() + hidden.sin()
+
+
+def with_complex(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    values = torch.view_as_complex((x @ weight).view(-1, WIDTH // 2, 2))
+    squares = torch.view_as_real(values * values.conj()).sum(-1)
+    return (values.abs() * values.angle()).sin() + squares
 
 
 def in_bfloat16(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -291,10 +321,12 @@ FUNCTIONS = (
     with_pieces,
     with_dropout,
     with_joined,
-    with_channels_last,
+    with_images,
     with_regions,
     with_checkpoint,
     with_ctx,
+    with_late_readers,
+    with_complex,
     in_bfloat16,
 )
 
@@ -319,26 +351,51 @@ def list_programs() -> list[Any]:
 
 
 @pytest.mark.parametrize(("backend", "function", "run"), list_programs())
-def test_gradients_when_tensors_of_a_compiled_graph_move_then_the_same_bits(
+def test_program_when_tensors_of_its_graphs_move_then_all_bits_are_those_of_torch_alone(
     backend: str, function: Callable[..., torch.Tensor], run: Callable[..., None]
 ) -> None:
     torch.manual_seed(1)
+    given = torch.randn(WIDTH, WIDTH), torch.randn(ROWS, WIDTH)
+
+    def train(compiled: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
+        weight, x = (each.clone() for each in given)
+        weight.requires_grad_()
+        results: list[torch.Tensor] = []
+
+        def noted(*args: torch.Tensor) -> torch.Tensor:
+            result = compiled(*args)
+            results.append(result.detach().clone())
+            return result
+
+        torch.manual_seed(2)
+        run(noted, x, weight)
+        assert weight.grad is not None
+        return [*results, weight.grad, weight.detach(), x, torch.get_rng_state()]
+
+    with without_operators():
+        plain = train(torch.compile(function, backend=backend))
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend=backend)
+    for hooks in (swapkit.offload(min_bytes=1), torch.autograd.graph.save_on_cpu(), nullcontext()):
+        with hooks:
+            for found, expected in zip(train(compiled), plain, strict=True):
+                torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_graph_when_a_backend_runs_what_inductor_would_compile_then_the_same_bits() -> None:
+    def run(graph: torch.fx.GraphModule, *_: object, **_options: object) -> Any:
+        boxed: Any = aot_autograd
+        return boxed.make_boxed_func(graph.forward)
+
     weight = torch.randn(WIDTH, WIDTH, requires_grad=True)
     x = torch.randn(ROWS, WIDTH)
-
-    def train() -> torch.Tensor:
-        weight.grad = None
-        torch.manual_seed(2)
-        run(torch.compile(function, backend=backend), x, weight)
-        assert weight.grad is not None
-        return weight.grad.clone()
-
-    plain = train()
-    with swapkit.offload(min_bytes=1):
-        assert torch.equal(train(), plain)
-    with torch.autograd.graph.save_on_cpu():
-        assert torch.equal(train(), plain)
-    assert torch.equal(train(), plain)  # without hooks
+    backend: Any = partial(compile_fx, inner_compile=run)
+    gradients = []
+    for function in (layers, torch.compile(layers, backend=backend)):
+        with swapkit.offload(min_bytes=1):
+            (found,) = torch.autograd.grad(function(x, weight).sum(), weight)
+        gradients.append(found)
+    assert torch.equal(*gradients)
 
 
 def test_graph_when_it_is_dropped_then_so_is_what_it_has_saved() -> None:
@@ -354,6 +411,35 @@ def test_graph_when_it_is_dropped_then_so_is_what_it_has_saved() -> None:
         del result
     gc.collect()
     assert swapkit.memory_stats()["allocated_bytes.all.current"] == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_loops_when_tensors_are_packed_then_they_are_those_of_torch_alone(
+    function: Callable[..., torch.Tensor], dtype: torch.dtype
+) -> None:
+    if function is with_complex and dtype is torch.bfloat16:
+        pytest.skip("torch has no such complex numbers")
+    weight = torch.randn(WIDTH, WIDTH, dtype=dtype, requires_grad=True)
+    x = torch.randn(ROWS, WIDTH, dtype=dtype)
+
+    def compile_loops() -> tuple[set[str], str]:
+        torch._dynamo.reset()
+        compiled = torch.compile(function)
+        with fresh_cache():
+            codes = run_fw_bw_and_get_code(lambda: compiled(x, weight))[1]
+        code = "".join(codes)
+        # An operator between two loops puts them into two functions, which count their operands;
+        # functions that are the same are there once.
+        loops = re.findall(r"\n    \{\n(.*?)\n    \}", code, re.DOTALL)
+        return {re.sub(r"\w+_ptr\d+", "ptr", each) for each in loops}, code
+
+    found, code = compile_loops()
+    assert "swapkit.pack_saved" in code
+    assert "swapkit.unpack_saved" in code
+    with without_operators():
+        assert found == compile_loops()[0] != set()
 
 
 # ---- what is packed ------------------------------------------------------------------------------
@@ -438,7 +524,7 @@ def selective(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
             value = (value @ weight).tanh().exp()
         return value
 
-    policy = functools.partial(create_selective_checkpoint_contexts, offload_tanh)
+    policy = partial(create_selective_checkpoint_contexts, offload_tanh)
     result: torch.Tensor = checkpoint(inner, x, use_reentrant=False, context_fn=policy)
     return result
 

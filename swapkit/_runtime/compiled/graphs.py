@@ -7,7 +7,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,19 +19,19 @@ from swapkit._runtime.torch_compat import internals
 from swapkit.units import format_bytes
 
 LEAST_BYTES = 4096  # of a storage: less is not worth an operator
-HANDLE_BYTES = 8  # `shim/cpp/saved/late_hooks.cpp`
 IS_SWAPPED = "swapkit_is_swapped"  # our mark of a node whose result a user moves to the host
 _FRAME = re.compile(r'\s*File "(?:.*/)?(.*)", line (\d+), in (\S+)')
 _SWAPPED_POLICIES = ("MUST_CPU_OFFLOAD", "PREFER_CPU_OFFLOAD")  # not in every version of torch
 _TRANSPARENT = ("flex_attention", "triton_kernel_wrapper_functional")  # their results are new
-EXACT_OPERANDS = "eager_input_vals"  # torch's name of what inductor restores the strides of
 NO_CHECK = "saved_tensor_with_no_vc_check"  # torch's mark of what autograd keeps without hooks
-# Our operators, which the shim defines. The first two are the same, for a compiler that places it,
-# and with the write in its schema, for others: a write would keep inductor from fusing kernels.
+# Our operators, which the shim defines. The first two take storages, of which they have all that is
+# saved, and give a handle for each tensor: the second one says in its schema that it writes.
 PACK, PACK_IN_PLACE, UNPACK = "pack_saved", "pack_saved_", "unpack_saved"
 # The first two, in Python, for tensors that a selective checkpoint of the user's moves to the host.
 SWAP, SWAP_IN_PLACE = "swap_saved", "swap_saved_"
 _SWAPPING = {PACK: SWAP, PACK_IN_PLACE: SWAP_IN_PLACE}
+MARK = "mark_saved"  # which results of a graph inductor packs
+OPERATORS = PACK, PACK_IN_PLACE, SWAP, SWAP_IN_PLACE, UNPACK, MARK  # `compilers.place_hooks`
 
 
 def find(name: str) -> internals.OpOverload:
@@ -58,40 +58,39 @@ def register(swapping: Swapping) -> None:
 
 @functools.cache
 def _define() -> None:
-    for name, made in ((SWAP, "Tensor"), (SWAP_IN_PLACE, "Tensor(a!)")):
-        torch.library.define(
-            f"{NAMESPACE}::{name}",
-            f"({made} made, str region) -> Tensor",
-            tags=(torch.Tag.needs_exact_strides,),
-        )
+    for name, made in ((SWAP, "Tensor[]"), (SWAP_IN_PLACE, "Tensor(a!)[]")):
+        torch.library.define(f"{NAMESPACE}::{name}", f"({made} made, str region) -> Tensor[]")
         torch.library.impl(f"{NAMESPACE}::{name}", "CompositeExplicitAutograd")(_swap)
+    torch.library.define(f"{NAMESPACE}::{MARK}", "(str region, int first, bool[] swapped) -> ()")
     for name in (*_SWAPPING, *_SWAPPING.values()):
-        torch.library.register_fake(f"{NAMESPACE}::{name}")(_fake_pack)
+        torch.library.register_fake(f"{NAMESPACE}::{name}")(_fake_results)
+    for name in (*_SWAPPING, *_SWAPPING.values(), MARK):
         fx.has_side_effect(find(name))
-    torch.library.register_fake(f"{NAMESPACE}::{UNPACK}")(_fake_unpack)
+    torch.library.register_fake(f"{NAMESPACE}::{UNPACK}")(_fake_results)
+    torch.library.impl(f"{NAMESPACE}::{MARK}", "CompositeExplicitAutograd")(lambda *_: None)
 
 
-def _swap(made: torch.Tensor, region: str) -> torch.Tensor:
-    with _swapping[0](made):
-        handle: torch.Tensor = find(PACK)(made, region)
-    return handle
+def _swap(made: Sequence[torch.Tensor], region: str) -> list[torch.Tensor]:
+    with _swapping[0](made[0]):
+        handles: list[torch.Tensor] = find(PACK)(made, region)
+    return handles
 
 
-def _fake_pack(
-    made: torch.Tensor,  # noqa: ARG001 - of the operator
-    region: str,  # noqa: ARG001
-) -> torch.Tensor:
-    return torch.empty(HANDLE_BYTES, dtype=torch.uint8, device="cpu")
+def _fake_results(
+    tensors: Sequence[torch.Tensor],
+    region: str = "",  # noqa: ARG001 - of operators that pack
+) -> list[torch.Tensor]:
+    return [_like(each) for each in tensors]
 
 
-def _fake_unpack(
-    handle: torch.Tensor,  # noqa: ARG001 - of the operator
-    size: Sequence[int],
-    stride: Sequence[int],
-    dtype: torch.dtype,
-    device: torch.device,
-) -> torch.Tensor:
-    return torch.empty_strided(size, stride, dtype=dtype, device=device)
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with the same layout: of a handle, and of what it was made for.
+
+    Inductor chooses strides of saved tensors, and torch compiles the backward for those.
+    """
+    return torch.empty_strided(
+        tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device
+    )
 
 
 def save_swapped(joint: fx.Graph) -> None:
@@ -113,31 +112,10 @@ def has_device_tensors(graph: fx.Graph) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MovedHooks:
-    """What happens to the saved tensors of one region."""
-
-    region: str  # a name for people: where its code begins
-    packed: tuple[int, ...] = ()  # bytes of the storages that the graphs pack
-    stays: dict[str, list[int]] = field(default_factory=dict)  # bytes of the others, by reason
-
-    def __str__(self) -> str:
-        """Return a line for `Session.explain`."""
-        others = "; ".join(
-            f"{len(each)} of {format_bytes(sum(each))} do not: {why}"
-            for why, each in self.stays.items()
-        )
-        moves = f"{len(self.packed)} saved tensors, {format_bytes(sum(self.packed))}, move"
-        line = f"compiled region {self.region}: {moves} while it runs"
-        return f"{line}; {others}" if others else line
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _PackedStorage:
     """A storage that the forward packs."""
 
-    target: fx.Node  # the tensor that is packed
     members: tuple[fx.Node, ...]  # the tensors that the backward uses
-    views: tuple[tuple[fx.Node, ...], ...]  # the operators from the target to each of them
     last: fx.Node  # the last use in the forward
     nbytes: int
     is_swapped: bool  # by the user's selective checkpoint
@@ -145,49 +123,62 @@ class _PackedStorage:
 
 def move_hooks(
     forward: fx.GraphModule, backward: fx.GraphModule, returned: int, *, is_scheduled: bool
-) -> MovedHooks:
-    """Replace what the backward graph gets from the forward graph by handles, where possible.
+) -> str:
+    """Let the forward give handles for what the backward gets from it, where possible.
 
     Args:
         forward: changed in place.
         backward: likewise.
         returned: how many of the forward's outputs are the program's.
-        is_scheduled: whether the compiler places the operators (`compilers.place_hooks`). The
-            forward then packs at its end: no use may be fused into a kernel behind the pack.
+        is_scheduled: whether the compiler packs what the graph returns (`compilers.place_hooks`):
+            its kernels are then those of the graph as it is.
+
+    Returns:
+        A line for `Session.explain`.
     """
     (output,) = forward.graph.find_nodes(op="output")
     outputs = list(output.args[0])
     saved = [node for node in outputs[returned:] if _is_tensor(node)]
-    given = _find_given(backward.graph, len(saved))
+    given = dict(zip(saved, _find_given(backward.graph, len(saved)), strict=True))
     chosen, stays = _choose(forward.graph, saved, outputs[:returned])
-    found = MovedHooks(
-        region=_name_region(forward.graph),
-        packed=tuple(each.nbytes for each in chosen),
-        stays=stays,
-    )
+    region = _describe_region(forward.graph, [each.nbytes for each in chosen], stays)
+    handles = [node for node in saved if _is_handle_inside(forward, node)]
+    if handles or chosen:
+        hidden = [*handles, *(node for each in chosen for node in each.members)]
+        first = _put_last(output, returned, hidden) + len(handles)
+        _put_last_given([given[node] for node in hidden], given[saved[-1]])
+        for node in handles:
+            node.meta[NO_CHECK] = True
     if chosen:
-        symbols = _Symbols(forward.graph, backward.graph)
-        for each in chosen:
-            symbols.add(each.target)
-        pack = PACK if is_scheduled else PACK_IN_PLACE
-        handles = [
-            _pack(forward.graph, pack, each, behind=output.prev if is_scheduled else each.last)
-            for each in chosen
-        ]
-        handles[0].update_arg(1, str(found))  # in the graph, for whoever runs it from a cache
-        _unpack(backward.graph, chosen, handles, dict(zip(saved, given, strict=True)), symbols)
-        _replace_outputs(output, returned, chosen, [*handles, *symbols.made])
+        if is_scheduled:
+            _mark(output, chosen, first, region)
+        else:
+            _pack(output, chosen, first, region)
+        _unpack(backward.graph, chosen, given)
+    if handles or chosen:
         for module in (forward, backward):
             module.graph.lint()
             module.recompile()
     elif stays:
-        torch.ops.swapkit.note_region(str(found))
-    return found
+        torch.ops.swapkit.note_region(region)
+    return region
 
 
-def note_unmoved(forward: fx.GraphModule, why: str) -> None:
+def _describe_region(graph: fx.Graph, packed: Sequence[int], stays: dict[str, list[int]]) -> str:
+    others = "; ".join(
+        f"{len(each)} of {format_bytes(sum(each))} do not: {why}" for why, each in stays.items()
+    )
+    moves = f"{len(packed)} saved tensors, {format_bytes(sum(packed))}, move while it runs"
+    line = f"compiled region {_name_region(graph)}: {moves}"
+    return f"{line}; {others}" if others else line
+
+
+def note_unmoved(forward: fx.GraphModule, obstacle: str) -> None:
     """Note that nothing moves inside a region, for `Session.explain`."""
-    torch.ops.swapkit.note_region(f"compiled region {_name_region(forward.graph)}: {why}")
+    torch.ops.swapkit.note_region(
+        f"compiled region {_name_region(forward.graph)}: with {obstacle} saved tensors move only "
+        "between regions. Compile without that, or compile blocks"
+    )
 
 
 def _name_region(graph: fx.Graph) -> str:
@@ -235,15 +226,12 @@ def _describe(
     tensors: Sequence[fx.Node], members: Sequence[fx.Node], order: dict[fx.Node, int], nbytes: int
 ) -> _PackedStorage:
     """Return how a storage is packed; `tensors`: all that view it."""
-    base = tensors[0]
     uses = [user for each in tensors for user in (each, *each.users) if user.op != "output"]
     return _PackedStorage(
-        target=base,
         members=tuple(members),
-        views=tuple(_find_views(base, node) or () for node in members),
         last=max(uses, key=order.__getitem__),
         nbytes=nbytes,
-        is_swapped=any(node.meta.get(IS_SWAPPED) for node in (base, *members)),
+        is_swapped=any(node.meta.get(IS_SWAPPED) for node in (tensors[0], *members)),
     )
 
 
@@ -267,10 +255,10 @@ def _why_it_stays(
         return "results of the region"
     if any(map(_shares_unseen, tensors)):
         return "operands and results of graphs inside"
+    if any(node.meta["val"].is_conj() or node.meta["val"].is_neg() for node in members):
+        return "conjugate and negative views"
     if any(node.meta.get(NO_CHECK) for node in members):
         return "kept by the ctx of an autograd.Function"
-    if any(_find_views(base, node) is None for node in members):
-        return "views that cannot be made again"
     return ""
 
 
@@ -279,29 +267,6 @@ def _shares_unseen(tensor: fx.Node) -> bool:
     targets = [each.target for each in (*tensor.all_input_nodes, tensor, *tensor.users)]
     graphs = [each for each in targets if isinstance(each, internals.HigherOrderOperator)]
     return any(each.__name__ not in _TRANSPARENT for each in graphs)
-
-
-def _find_views(base: fx.Node, node: fx.Node) -> tuple[fx.Node, ...] | None:
-    """Return the operators that make a view of a base; None: they need more than the base."""
-    views: list[fx.Node] = []
-    storage = _storage_of(base)
-    while node is not base:
-        inputs = node.all_input_nodes
-        if len(inputs) != 1 or not _is_pure(node.target):
-            return None
-        if _is_tensor(inputs[0]) and _storage_of(inputs[0]) != storage:
-            return None
-        views.append(node)
-        node = inputs[0]
-    return tuple(reversed(views))
-
-
-def _is_pure(target: object) -> bool:
-    """Return whether a node may be repeated: one of several results, or an operator's."""
-    is_operator = (
-        isinstance(target, internals.OpOverload) and not internals.schema_of(target).is_mutable
-    )
-    return target is operator.getitem or is_operator
 
 
 def _is_tensor(node: object) -> bool:
@@ -329,147 +294,92 @@ def _bytes_of(node: fx.Node) -> int:
 # ---- the graphs ----------------------------------------------------------------------------------
 
 
-def _pack(graph: fx.Graph, pack: str, saved: _PackedStorage, *, behind: fx.Node) -> fx.Node:
-    """Pack a storage behind a node; return the handle."""
-    value = saved.target.meta["val"]
-    operator = find(_SWAPPING[pack] if saved.is_swapped else pack)
-    with graph.inserting_after(behind):
-        handle = graph.call_function(operator, (saved.target, ""), name=f"packed_{saved.target}")
-    with value.fake_mode:
-        handle.meta["val"] = torch.empty(HANDLE_BYTES, dtype=torch.uint8)
-    handle.meta[NO_CHECK] = True  # other code's hooks need not see it
-    # Inductor may have chosen other strides. The backward was traced with these.
-    handle.meta[EXACT_OPERANDS] = (value, ""), {}
-    return handle
+def _is_handle_inside(module: fx.GraphModule, node: fx.Node) -> bool:
+    """Return whether a tensor is the handle that a graph inside gives: torch splits that first."""
+    call = node.args[0] if node.target is operator.getitem else None
+    if not isinstance(call, fx.Node) or not isinstance(call.target, internals.HigherOrderOperator):
+        return False
+    names = [str(each.target) for each in call.all_input_nodes if each.op == "get_attr"]
+    inner = [getattr(module, name, None) for name in names]
+    return any(isinstance(each, fx.GraphModule) and _packs(each, node.args[1]) for each in inner)
 
 
-class _Symbols:
-    """The symbolic sizes that the backward needs, and does not get yet."""
-
-    def __init__(self, forward: fx.Graph, backward: fx.Graph) -> None:
-        """Find those that the backward gets."""
-        self._forward, self._backward = forward, backward
-        inputs = forward.find_nodes(op="placeholder")
-        self._known = {_symbol_of(node): node for node in inputs if _symbol_of(node)}
-        given = [node for node in backward.find_nodes(op="placeholder") if _symbol_of(node)]
-        self._given = {_symbol_of(node): node for node in given}
-        self._last: fx.Node | None = given[-1] if given else None
-        self.made: list[fx.Node] = []  # new outputs of the forward
-
-    def add(self, target: fx.Node) -> None:
-        """Let the backward have the sizes and strides of a tensor of the forward."""
-        value = target.meta["val"]
-        for query, sizes in (
-            (torch.ops.aten.sym_size.int, value.size()),
-            (torch.ops.aten.sym_stride.int, value.stride()),
-        ):
-            for dimension, size in enumerate(sizes):
-                symbol = "" if isinstance(size, int) else str(size.node.expr)
-                if not symbol or symbol in self._given:
-                    continue
-                node = self._known.get(symbol)
-                if node is None:
-                    with self._forward.inserting_after(target):
-                        node = self._forward.call_function(query, (target, dimension))
-                    node.meta["val"] = size
-                self.made.append(node)
-                self._given[symbol] = self._place(node)
-
-    def _place(self, node: fx.Node) -> fx.Node:
-        """Return a new input of the backward, behind its other sizes, which come first."""
-        last = self._last
-        before = next(iter(self._backward.nodes))
-        with (
-            self._backward.inserting_before(before)
-            if last is None
-            else self._backward.inserting_after(last)
-        ):
-            place = self._last = self._backward.placeholder(node.name)
-        place.meta["val"] = node.meta["val"]
-        return place
-
-    def find(self, sizes: Sequence[Any]) -> list[Any]:
-        """Return sizes as operands of the backward."""
-        return [
-            each if isinstance(each, int) else self._given[str(each.node.expr)] for each in sizes
-        ]
+def _packs(module: fx.GraphModule, place: Any) -> bool:  # noqa: ANN401 - an integer
+    """Return whether a forward gives a handle at a place of its outputs."""
+    for mark in module.graph.find_nodes(op="call_function", target=find(MARK)):
+        _region, first, are_swapped = mark.args
+        if first <= place < first + len(are_swapped):
+            return True
+    (output,) = module.graph.find_nodes(op="output")
+    inputs = getattr(output.args[0][place], "all_input_nodes", ())
+    return any(each.target in (find(PACK_IN_PLACE), find(SWAP_IN_PLACE)) for each in inputs)
 
 
-def _symbol_of(node: fx.Node) -> str:
-    """Return the expression of a symbolic size; empty: the node is none."""
-    value = node.meta.get("val")
-    return str(value.node.expr) if isinstance(value, torch.SymInt) else ""
+def _put_last(output: fx.Node, returned: int, hidden: Sequence[fx.Node]) -> int:
+    """Put what is packed behind the other saved tensors, where torch has what no hook sees.
+
+    Return the first of the places.
+    """
+    outputs = list(output.args[0])  # type: ignore[arg-type]
+    others = [at for at in range(returned, len(outputs)) if outputs[at] not in hidden]
+    kept = [*range(returned), *(at for at in others if _is_tensor(outputs[at]))]
+    order = [*kept, *map(outputs.index, hidden), *(at for at in others if at not in kept)]
+    output.args = (tuple(outputs[at] for at in order),)
+    if "desc" in output.meta:
+        output.meta["desc"] = [output.meta["desc"][at] for at in order]
+    return len(kept)
+
+
+def _put_last_given(hidden: Iterable[fx.Node], behind: fx.Node) -> None:
+    """Put the same inputs of the backward behind those of other saved tensors."""
+    for place in hidden:
+        behind.append(place)
+        behind = place
+
+
+def _mark(output: fx.Node, chosen: Sequence[_PackedStorage], first: int, region: str) -> None:
+    """Name the outputs that inductor packs: all are in the graph, which is what caches key on."""
+    are_swapped = [each.is_swapped for each in chosen for _ in each.members]
+    for node in [node for each in chosen for node in each.members]:
+        node.meta[NO_CHECK] = True
+    with output.graph.inserting_before(output):
+        output.graph.call_function(find(MARK), (region, first, are_swapped))
+
+
+def _pack(output: fx.Node, chosen: Sequence[_PackedStorage], first: int, region: str) -> None:
+    """Pack storages behind their last use, and return the handles."""
+    outputs, graph = list(output.args[0]), output.graph  # type: ignore[arg-type]
+    for saved in chosen:
+        name = SWAP_IN_PLACE if saved.is_swapped else PACK_IN_PLACE
+        with graph.inserting_after(saved.last):
+            packed = graph.call_function(find(name), (list(saved.members), region))
+        region, behind = "", packed  # with the first one
+        for at, node in enumerate(saved.members):
+            with graph.inserting_after(behind):
+                handle = behind = graph.call_function(operator.getitem, (packed, at))
+            value = node.meta["val"]
+            with value.fake_mode:
+                handle.meta["val"] = _like(value)
+            handle.meta[NO_CHECK] = True
+            outputs[first] = handle
+            first += 1
+    output.args = (tuple(outputs),)
 
 
 def _unpack(
-    graph: fx.Graph,
-    chosen: Iterable[_PackedStorage],
-    handles: Iterable[fx.Node],
-    given: dict[fx.Node, fx.Node],
-    symbols: _Symbols,
+    graph: fx.Graph, chosen: Iterable[_PackedStorage], given: dict[fx.Node, fx.Node]
 ) -> None:
-    """Unpack storages before their first use, from handles behind the inputs of saved tensors.
-
-    `given`: these inputs, in order, by the tensor of the forward.
-    """
+    """Unpack storages before their first use; `given`: inputs, by the tensor of the forward."""
     order = {node: at for at, node in enumerate(graph.nodes)}
-    behind = next(reversed(given.values()))
-    for saved, packed in zip(chosen, handles, strict=True):
-        places = [given[node] for node in saved.members]
-        with graph.inserting_after(behind):
-            handle = behind = graph.placeholder(packed.name)
-        handle.meta.update(places[0].meta, val=packed.meta["val"])
-        handle.meta.pop("tensor_meta", None)
-        first = min((user for each in places for user in each.users), key=order.__getitem__)
-        with graph.inserting_before(first):
-            _unpack_one(graph, saved, handle, places, symbols)
-    for place in [given[node] for saved in chosen for node in saved.members]:
-        graph.erase_node(place)
-
-
-def _unpack_one(
-    graph: fx.Graph,
-    saved: _PackedStorage,
-    handle: fx.Node,
-    places: Sequence[fx.Node],
-    symbols: _Symbols,
-) -> None:
-    """Unpack a storage here, and let its views take the place of inputs."""
-    value = saved.target.meta["val"]
-    sizes, strides = symbols.find(value.size()), symbols.find(value.stride())
-    layout = sizes, strides, value.dtype, value.device
-    whole = graph.call_function(find(UNPACK), (handle, *layout), name=saved.target.name)
-    whole.meta["val"] = value
-    for place, views in zip(places, saved.views, strict=True):
-        tensor = whole
-        for view in views:
-            tensor = _call_again(graph, view, tensor)
-        place.replace_all_uses_with(tensor)
-
-
-def _call_again(graph: fx.Graph, view: fx.Node, tensor: fx.Node) -> fx.Node:
-    """Add the operator of a view with another operand."""
-    return graph.node_copy(view, lambda _: tensor)
-
-
-def _replace_outputs(
-    output: fx.Node, returned: int, chosen: Iterable[_PackedStorage], added: Sequence[fx.Node]
-) -> None:
-    """Return handles for what is packed, behind all other saved tensors, and new sizes last."""
-    outputs = list(output.args[0])  # type: ignore[arg-type]
-    gone = {node for each in chosen for node in each.members}
-    kept = [at for at in range(returned, len(outputs)) if outputs[at] not in gone]
-    first = [*range(returned), *(at for at in kept if _is_tensor(outputs[at]))]
-    last = [at for at in kept if at not in first]
-    handles = [node for node in added if _is_tensor(node)]
-
-    def arrange(values: Sequence[Any], new: Sequence[Any]) -> list[Any]:
-        before, behind = [values[at] for at in first], [values[at] for at in last]
-        return [*before, *new[: len(handles)], *behind, *new[len(handles) :]]
-
-    output.args = (tuple(arrange(outputs, added)),)
-    if "desc" in output.meta:  # of each output: what is new gets that of what goes
-        kinds = list(output.meta["desc"])
-        freed = [kinds[at] for at in range(returned, len(outputs)) if at not in kept]
-        freed += freed[-1:] * len(added)
-        output.meta["desc"] = arrange(kinds, freed[: len(added)])
+    for saved in chosen:
+        users = {given[node]: tuple(given[node].users) for node in saved.members}
+        every = [user for each in users.values() for user in each]
+        if not every:
+            continue  # a partitioner of the user's has saved what nothing uses
+        with graph.inserting_before(min(every, key=order.__getitem__)):
+            tensors = graph.call_function(find(UNPACK), (list(users),))
+            for at, place in enumerate(users):
+                tensor = graph.call_function(operator.getitem, (tensors, at))
+                tensor.meta["val"] = place.meta["val"]
+                for user in users[place]:
+                    user.replace_input_with(place, tensor)

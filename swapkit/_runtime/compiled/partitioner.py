@@ -14,12 +14,7 @@ from swapkit._runtime.torch_compat import compilers
 from swapkit.texts import get_logger
 
 _log = get_logger(__name__)
-# The handles are on the CPU, and each operator of ours would end a device graph.
-_DEVICE_GRAPHS = (
-    "with CUDA graphs (mode='reduce-overhead') saved tensors move only between regions. Compile in "
-    "another mode, or compile blocks"
-)
-_COMPILED_HOOKS = "the program's saved-tensor hooks are graphs, which torch compiles, too"
+_COMPILED_HOOKS = "saved-tensor hooks that are graphs, which torch compiles"
 
 
 class LatePartitioner(compilers.CustomPartitionerFn):
@@ -28,36 +23,50 @@ class LatePartitioner(compilers.CustomPartitionerFn):
     A plain object without attributes: inductor's caches pickle it, and key on its `uuid`.
     """
 
+    __name__ = "PARTITIONER"  # below: torch's scripts that repeat a compilation import it
+
     def __call__(
         self, gm: compilers.GraphModule, joint_inputs: Sequence[object], **options: Any
     ) -> compilers.Graphs:
         """Return the graphs of forward and backward."""
-        graphs.save_swapped(gm.graph)
-        forward, backward = compilers.split(gm, joint_inputs, **options)
-        if compilers.makes_device_graphs() and graphs.has_device_tensors(forward.graph):
-            graphs.note_unmoved(forward, _DEVICE_GRAPHS)
-        elif can_place():
-            _move((forward, backward), options["num_fwd_outputs"], is_scheduled=True)
-        return forward, backward
+        split = _split_late(compilers.split, is_inductors=True)
+        return split(gm, joint_inputs, **options)
 
     def uuid(self) -> str:
         """Return what the result depends on beside the joint graph: these sources."""
         return _digest()
 
 
-def _move(split: compilers.Graphs, returned: int, *, is_scheduled: bool) -> None:
-    if graphs.has_compiled_hooks():
-        graphs.note_unmoved(split[0], _COMPILED_HOOKS)
-    else:
-        _log.info("%s", graphs.move_hooks(*split, returned, is_scheduled=is_scheduled))
+PARTITIONER = LatePartitioner()
+
+
+def _split_late(split: compilers.Split, *, is_inductors: bool) -> compilers.Split:
+    """Return a partitioner for inductor, or for a compiler that keeps writes in their order."""
+
+    def split_and_move(
+        gm: compilers.GraphModule, joint_inputs: Sequence[object], **options: Any
+    ) -> compilers.Graphs:
+        graphs.save_swapped(gm.graph)
+        forward, backward = split(gm, joint_inputs, **options)
+        has_device = is_inductors and graphs.has_device_tensors(forward.graph)
+        has_hooks = graphs.has_compiled_hooks()
+        obstacle = _COMPILED_HOOKS if has_hooks else compilers.find_obstacle(has_device=has_device)
+        if obstacle:
+            graphs.note_unmoved(forward, obstacle)
+        elif can_place() or not is_inductors:
+            returned = options["num_fwd_outputs"]
+            found = graphs.move_hooks(forward, backward, returned, is_scheduled=is_inductors)
+            _log.info("%s", found)
+        return forward, backward
+
+    return split_and_move
 
 
 @functools.cache
 def can_place() -> bool:
     """Return whether inductor can place our operators."""
     try:
-        packs = graphs.find(graphs.PACK), graphs.find(graphs.SWAP)
-        compilers.place_hooks(packs, graphs.find(graphs.UNPACK))
+        compilers.place_hooks(*map(graphs.find, graphs.OPERATORS))
     except (AttributeError, ImportError) as error:
         report_missing(error)
         return False
@@ -67,7 +76,9 @@ def can_place() -> bool:
 @functools.cache
 def _digest() -> str:
     digest = hashlib.sha256()
-    for path in (*sorted(Path(__file__).parent.glob("*.py")), Path(compilers.__file__)):
+    package = Path(__file__).parents[1]
+    operators = package / "shim/cpp/saved/late_hooks.cpp"
+    for path in (*sorted(package.glob("compiled/*.py")), Path(compilers.__file__), operators):
         digest.update(path.read_bytes())
     return f"swapkit-{digest.hexdigest()}"
 
@@ -75,24 +86,10 @@ def _digest() -> str:
 def register_inductor(swapping: graphs.Swapping) -> None:
     """Let inductor call the partitioner, unless the program has set one."""
     graphs.register(swapping)
-    compilers.set_partitioner(LatePartitioner())
+    compilers.set_partitioner(PARTITIONER)
 
 
 def register_dynamo(swapping: graphs.Swapping) -> None:
     """Let every other backend that uses AOTAutograd move the hooks into its graphs."""
     graphs.register(swapping)
     compilers.wrap_splits(_split_late)
-
-
-def _split_late(split: compilers.Split) -> compilers.Split:
-    """Return a partitioner for a backend whose compiler keeps writes in their order."""
-
-    def split_and_move(
-        gm: compilers.GraphModule, joint_inputs: Sequence[object], **options: Any
-    ) -> compilers.Graphs:
-        graphs.save_swapped(gm.graph)
-        forward, backward = split(gm, joint_inputs, **options)
-        _move((forward, backward), options["num_fwd_outputs"], is_scheduled=False)
-        return forward, backward
-
-    return split_and_move

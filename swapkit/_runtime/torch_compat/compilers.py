@@ -7,24 +7,18 @@ still import more of its modules: so only `torch.fx` and inductor's base class c
 from __future__ import annotations
 
 import functools
+import importlib
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
-__all__ = [
-    "CustomPartitionerFn",
-    "GraphModule",
-    "Graphs",
-    "Split",
-    "makes_device_graphs",
-    "place_hooks",
-    "set_partitioner",
-    "split",
-    "wrap_splits",
-]
-
+__all__ = ["CustomPartitionerFn", "GraphModule"]  # re-exported
+_inductor: Any = sys.modules["torch._inductor"]
+_MARKS = "_swapkit_marks"  # of one of inductor's graphs
+_OWN_LAYOUTS = ("FixedLayout", "FlexibleLayout")  # of buffers with memory of their own
 Graphs = tuple[GraphModule, GraphModule]  # forward and backward
 Split = Callable[..., Graphs]  # of a joint graph and its inputs
 
@@ -46,17 +40,28 @@ def set_partitioner(partitioner: CustomPartitionerFn) -> None:
         config.custom_partitioner_fn = partitioner
 
 
-def makes_device_graphs() -> bool:
-    """Return whether inductor records its kernels as device graphs, such as CUDA's."""
-    from torch._inductor import config
+def find_obstacle(*, has_device: bool) -> str:
+    """Return the setting of torch's that leaves no room for hooks inside of graphs; empty: none.
 
-    return bool(config.triton.cudagraphs)
+    Each operator of ours would end a device graph; compiled autograd asks no node for what no hook
+    sees; processes without swapkit use precompiled code, too; and handles have nothing to assert.
+    """
+    from torch._dynamo import config as dynamo
+
+    inductor = _inductor.config
+    found = {
+        "compiled_autograd": dynamo.compiled_autograd,
+        "caching_precompile": getattr(dynamo, "caching_precompile", False),
+        "nan_asserts": inductor.nan_asserts,
+        "CUDA graphs (mode='reduce-overhead')": has_device and inductor.triton.cudagraphs,
+    }
+    return next((name for name, is_set in found.items() if is_set), "")
 
 
 # ---- other backends ------------------------------------------------------------------------------
 
 
-def wrap_splits(wrap: Callable[[Split], Split]) -> None:
+def wrap_splits(wrap: Callable[..., Split]) -> None:
     """Replace the partitioner of every backend of Dynamo that uses AOTAutograd, but inductor's."""
     from torch._dynamo.backends import common
     from torch._functorch.partitioners import default_partition
@@ -68,14 +73,15 @@ def wrap_splits(wrap: Callable[[Split], Split]) -> None:
     def compile_wrapped(*args: Any, **kwargs: Any) -> object:
         given = kwargs.get("partition_fn", default_partition)
         if not _is_inductors(given):
-            kwargs["partition_fn"] = wrap(given)
+            is_inductors = _is_inductors(kwargs.get("fw_compiler"))
+            kwargs["partition_fn"] = wrap(given, is_inductors=is_inductors)
         return compile_graphs(*args, **kwargs)
 
     backends.aot_module_simplified = compile_wrapped
 
 
-def _is_inductors(given: Split) -> bool:
-    """Return whether a partitioner asks for inductor's setting, whoever has set that."""
+def _is_inductors(given: object) -> bool:
+    """Return whether a function is inductor's: its partitioner calls whatever has been set."""
     function = given.func if isinstance(given, functools.partial) else given
     return getattr(function, "__module__", "") == "torch._inductor.compile_fx"
 
@@ -83,89 +89,149 @@ def _is_inductors(given: Split) -> bool:
 # ---- inductor: the order of kernels --------------------------------------------------------------
 
 
-@functools.cache
-def place_hooks(packs: tuple[object, ...], unpack: object) -> None:
-    """Let inductor place operators: behind the last, and before the first use of a tensor.
+class _Marks(NamedTuple):
+    """What is packed of the outputs of one graph."""
 
-    A pack ends the life of a buffer: it runs behind all readers, and nothing is written to the
-    memory any more. Only its lowering says so: a mutation in the graph would keep kernels from
-    being fused, and a reader that is fused behind the pack would read memory that is gone.
+    region: str
+    is_swapped: dict[int, bool]  # by the place of the output
+
+
+@functools.cache
+def place_hooks(
+    pack: object, pack_: object, swap: object, swap_: object, unpack: object, mark: object
+) -> None:
+    """Let inductor pack what graphs return, and place operators: the kernels stay as they are.
+
+    Behind the last, and before the first use of a tensor. A pack ends the life of a buffer: it runs
+    behind all readers, and nothing is written to the memory any more.
 
     Args:
-        packs: operators that take a tensor's memory away, at the end of a graph.
-        unpack: an operator that gives a tensor back.
+        pack: an operator that takes the memory of tensors away.
+        pack_: the same, in graphs for other compilers, which some then give to inductor.
+        swap: another one.
+        swap_: the same.
+        unpack: the operator that gives tensors back.
+        mark: the operator that names the outputs of a graph that are packed.
     """
-    from torch._inductor import ir, lowering
-    from torch._inductor.scheduler import Scheduler
-    from torch._inductor.virtualized import V
+    importlib.import_module("torch._inductor.graph")  # and all that it needs
+    lowering, compiler = _inductor.lowering, _inductor.graph.GraphLowering
+    scheduler = _inductor.scheduler.Scheduler
 
-    make: Any = lowering.fallback_handler
+    def lower_mark(region: str, first: int, are_swapped: Sequence[bool]) -> None:
+        marks = _Marks(region, dict(enumerate(are_swapped, first)))
+        setattr(_inductor.virtualized.V.graph, _MARKS, marks)
 
-    def lower_pack(call: Any, made: Any, region: str) -> Any:  # noqa: ANN401 - inductor's
-        made.realize()
-        if not _owns_memory(made):
-            copied = ir.ExternKernel.copy_input(made)
-            made = ir.ExternKernel.require_exact_strides(copied, made.get_stride())
-        handle = call(made, region)
-        kernel = handle.data.data.inputs[0]  # of a MultiOutput in a StorageBox in a TensorBox
-        V.graph.never_reuse_buffers.add(made.get_name())
-        layout = ir.NoneLayout(device=made.get_device())
-        kernel.mutation_outputs.append(ir.MutationOutput(layout, made, kernel))
-        return handle
+    lowering.register_lowering(mark, type_promotion_kind=None)(lower_mark)
+    for each in (pack_, swap_):  # the graph then returns what is packed
+        lowering.register_lowering(each, type_promotion_kind=None)(lambda made, _region: made)
+    lower_output, compute_last_usage = compiler.output, scheduler.compute_last_usage
 
-    for pack in packs:
-        lower = functools.partial(lower_pack, make(pack, add_to_fallback_set=False))
-        lowering.register_lowering(pack, type_promotion_kind=None)(lower)
-    scheduler: Any = Scheduler
-    compute_last_usage = scheduler.compute_last_usage  # called once all nodes have their places
+    def lower_and_pack(self: Any, *args: Any) -> None:  # noqa: ANN401 - a GraphLowering
+        lower_output(self, *args)
+        outputs = self.current_node.args[0]
+        marks = getattr(self, _MARKS, None) or _find_marks(outputs, pack_, swap_)
+        _pack_outputs(self, marks, pack, swap)
 
     def place_first(self: Any) -> None:  # noqa: ANN401 - a Scheduler
-        self.nodes = _place(self.nodes, packs, unpack)
-        compute_last_usage(self)
+        self.nodes = _place(self.nodes, (pack, swap), unpack)
+        compute_last_usage(self)  # called once all nodes have their places
 
+    compiler.output = lower_and_pack
     scheduler.compute_last_usage = place_first
 
 
-def _owns_memory(made: Any) -> bool:  # noqa: ANN401 - inductor's
-    """Return whether a realized tensor is all that there is in its memory, in the graph so far.
+def _find_marks(outputs: object, pack: object, swap: object) -> _Marks:
+    """Return which outputs are of operators that pack."""
+    region, is_swapped = "", {}
+    for at, node in enumerate(outputs if isinstance(outputs, (tuple, list)) else ()):
+        inputs = node.all_input_nodes if isinstance(node, Node) else ()
+        packed = next((each for each in inputs if each.target in (pack, swap)), None)
+        if packed is not None:
+            region = region or str(packed.args[1])
+            is_swapped[at] = packed.target is swap
+    return _Marks(region, is_swapped)
+
+
+def _pack_outputs(graph: Any, marks: _Marks, pack: object, swap: object) -> None:  # noqa: ANN401
+    """Replace outputs of a graph by their handles.
+
+    One that shares memory with an input or with another output stays: nothing could be freed.
+    """
+    call: Any = _inductor.lowering.fallback_handler
+    outputs, region = graph.graph_outputs, marks.region
+    roots = [_root_of(each) for each in outputs]
+    others = {"", *(_name_of(root) for at, root in enumerate(roots) if at not in marks.is_swapped)}
+    groups: dict[str, list[int]] = {}
+    for at in marks.is_swapped:
+        name = _name_of(roots[at])
+        if name not in others and type(roots[at].layout).__name__ in _OWN_LAYOUTS:
+            groups.setdefault(name, []).append(at)
+    for places in groups.values():
+        root = roots[places[0]]
+        operator = swap if any(marks.is_swapped[at] for at in places) else pack
+        made = [outputs[at] for at in places]
+        handles = call(operator, add_to_fallback_set=False)(made, region)
+        graph.never_reuse_buffers.update(each.get_name() for each in (root, *made))
+        graph.unaligned_buffers.update(each.get_name() for each in handles)  # without an address
+        for at, handle in zip(places, handles, strict=True):
+            outputs[at] = handle
+        region = ""  # with the first one
+
+
+def _root_of(made: Any) -> Any:  # noqa: ANN401 - inductor's
+    """Return the buffer whose memory an output has.
 
     The graph before inductor does not say so: inductor writes operands of a `cat` into its result,
     and removes operators that copy.
     """
-    from torch._inductor import ir
-    from torch._inductor.virtualized import V
+    while True:
+        if isinstance(made, (_inductor.ir.MutableBox, _inductor.ir.BaseView)):
+            made = made.data
+            continue
+        names: set[str] = set()
+        if isinstance(made, _inductor.ir.Buffer):
+            names = {*made.get_inputs_that_alias_output(), *made.get_mutation_names()}
+        if len(names) != 1:
+            return made
+        made = _inductor.virtualized.V.graph.get_buffer(names.pop())
 
-    buffer = made.data.data if type(made.data) is ir.StorageBox else None  # else a view
-    if not isinstance(buffer, ir.Buffer) or isinstance(buffer, ir.InputBuffer):
-        return False
-    is_part = not isinstance(buffer.layout, (ir.FixedLayout, ir.FlexibleLayout))
-    name = buffer.get_name()
-    if is_part or buffer.get_inputs_that_alias_output() or name in V.graph.never_reuse_buffers:
-        return False
-    returned = V.get_current_node().graph.output_node().args[0]
-    results = (V.graph.env.get(node) for node in returned)
-    return all(each.maybe_get_name() != name for each in results if isinstance(each, ir.IRNode))
+
+def _name_of(root: Any) -> str:  # noqa: ANN401 - inductor's
+    """Return a buffer's name; empty: the graph does not make the memory."""
+    is_given = isinstance(root, _inductor.ir.InputBuffer)
+    return root.get_name() if isinstance(root, _inductor.ir.Buffer) and not is_given else ""
 
 
 def _place(nodes: Sequence[Any], packing: tuple[object, ...], unpack: object) -> list[Any]:
-    """Put each pack behind the last node that it depends on, each unpack before its first user."""
+    """Put each pack behind the last node that has its memory, each unpack before its first user.
+
+    Inductor does not know that a pack changes memory: it would fuse no reader with what it reads.
+    """
     packs, unpacks = _with_results(nodes, packing), _with_results(nodes, (unpack,))
     moved = {id(node) for group in (*packs, *unpacks) for node in group}
     rest = [node for node in nodes if id(node) not in moved]
-    made = {name: at for at, node in enumerate(rest) for name in node.get_buffer_names()}
+    root_name = functools.cache(_root_name)
+    last = {
+        root_name(name): at
+        for at, node in enumerate(rest)
+        for name in (*node.get_buffer_names(), *_needs(node))
+    }
     behind: dict[int, list[Any]] = {}
     before: dict[int, list[Any]] = {}
     for group in packs:
-        at = max((made[name] for name in _needs(group[0]) if name in made), default=-1)
+        at = max(last.get(root_name(name), -1) for name in _needs(group[0]))
         behind.setdefault(at, []).extend(group)
-        # Inductor drops a dependency on a reader that another pack implies.
-        made.update(dict.fromkeys(_names(group), at))
     for group in unpacks:
         before.setdefault(_find_user(rest, _names(group)), []).extend(group)
     placed = behind.get(-1, [])
     for at, node in enumerate(rest):
         placed += [*before.get(at, ()), node, *behind.get(at, ())]
     return placed + before.get(len(rest), [])
+
+
+def _root_name(name: str) -> str:
+    """Return the buffer whose memory a buffer has."""
+    return _name_of(_root_of(_inductor.virtualized.V.graph.try_get_buffer(name))) or name
 
 
 def _find_user(nodes: Sequence[Any], names: set[str]) -> int:
@@ -176,9 +242,9 @@ def _find_user(nodes: Sequence[Any], names: set[str]) -> int:
 
 def _with_results(nodes: Sequence[Any], operators: tuple[object, ...]) -> list[list[Any]]:
     """Return the kernels of operators, each with the nodes that only name its results."""
-    from torch._inductor import ir
-
-    results = [each for each in nodes if isinstance(getattr(each, "node", None), ir.MultiOutput)]
+    results = [
+        each for each in nodes if isinstance(getattr(each, "node", None), _inductor.ir.MultiOutput)
+    ]
     kernels = [
         each
         for each in nodes

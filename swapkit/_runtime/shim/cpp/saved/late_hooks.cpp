@@ -3,16 +3,15 @@
 // A compiled region is one node of autograd: torch packs what it saves when its forward returns,
 // and unpacks all of it when its backward begins. So the region's graphs call these two operators,
 // where they have made and where they first use each tensor (`_runtime/compiled/`). What autograd
-// keeps is a handle: a tensor on the CPU whose memory owns torch's `SavedVariable`, with the hooks
-// on top of the stack where the forward ran; autograd's lifetime is the handle's. Any thread, with
-// or without the GIL; torch takes it for hooks. No lock is held.
+// keeps is a handle: a tensor of the same layout without memory, for which torch compiles the
+// backward. Its storage owns torch's `SavedVariable`, with the hooks on top of the stack where the
+// forward ran; autograd's lifetime is the handle's. Any thread, with or without the GIL; torch
+// takes it for hooks. No lock is held.
 #include "memory/descriptions.hpp"
 #include "memory/storages.hpp"
 #include "saved/tensors.hpp"
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/clone.h>
-#include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/saved_variable.h>
 #include <torch/library.h>
 
@@ -23,6 +22,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
@@ -38,42 +38,54 @@ namespace {
 
 using torch::autograd::SavedVariable;
 
-constexpr std::size_t handle_bytes = 8;
-constexpr std::size_t alignment = 64; // that compiled code may expect
+void drop_late(void *saved) { delete static_cast<SavedVariable *>(saved); }
 
-struct alignas(alignment) Late {
-    std::byte bytes[handle_bytes] = {};
-    SavedVariable saved;
-};
+constexpr char no_memory[] =
+    "a compiled region has saved this tensor, and swapkit has packed it: it has no memory. Set "
+    "SWAPKIT_COMPILE=0 before the region is compiled for tools that read what autograd keeps";
 
-void drop_late(void *late) { delete static_cast<Late *>(late); }
+using Storage = c10::intrusive_ptr<c10::StorageImpl>;
 
-// Return a tensor that has the memory of one that the graph has made and does not use any more. The
-// memory itself moves, not the storage: the graph may still hold views.
-at::Tensor take_memory(const at::Tensor &made) {
-    c10::StorageImpl *former = made.storage().unsafeGetStorageImpl();
-    std::unique_ptr<Description, void (*)(Description *)> description(description_of(former),
+// Return a new storage with the memory of one that the graph has made and does not use any more.
+// The memory moves, not the storage: the graph may still hold views.
+Storage moved(c10::StorageImpl &former) {
+    std::unique_ptr<Description, void (*)(Description *)> description(description_of(&former),
                                                                       description_free);
     auto storage = c10::make_intrusive<c10::StorageImpl>(
-        c10::StorageImpl::use_byte_size_t(), former->nbytes(),
-        former->set_data_ptr(c10::DataPtr(nullptr, former->device())), former->allocator(),
-        former->resizable());
-    former->set_nbytes(0);
+        c10::StorageImpl::use_byte_size_t(), former.nbytes(),
+        former.set_data_ptr(c10::DataPtr(nullptr, former.device())), former.allocator(),
+        former.resizable());
+    former.set_nbytes(0);
     if (description != nullptr) {
         describe(storage.get(), description.get());
     }
-    c10::TensorImpl *alias = detached(made.unsafeGetTensorImpl(), c10::VariableVersion(0));
+    return storage;
+}
+
+// Return a tensor of the same layout in another storage.
+at::Tensor with_storage(const at::Tensor &tensor, const Storage &storage,
+                        const c10::VariableVersion &counter) {
+    c10::TensorImpl *alias = detached(tensor.unsafeGetTensorImpl(), counter);
     exchange_storage(alias, storage.get(), 0);
     return at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim(alias));
 }
 
-// Return a tensor with the same layout and bytes in memory of its own.
-at::Tensor copied(const at::Tensor &tensor) {
-    auto bytes = at::empty({0}, tensor.options().dtype(at::kByte));
-    bytes.set_(tensor.storage(), 0, {static_cast<std::int64_t>(tensor.storage().nbytes())}, {1});
-    auto result = at::empty({0}, tensor.options());
-    return result.set_(bytes.clone().storage(), tensor.storage_offset(), tensor.sizes(),
-                       tensor.strides());
+// Return tensors that have the memory of others, which lose it. Those that share memory share a
+// version counter, as views do: the hooks keep only such tensors together.
+std::vector<at::Tensor> take_memory(at::TensorList made) {
+    const c10::VariableVersion counter(0);
+    std::unordered_map<c10::StorageImpl *, Storage> storages;
+    std::vector<at::Tensor> taken;
+    taken.reserve(made.size());
+    for (const at::Tensor &each : made) {
+        c10::StorageImpl *former = each.storage().unsafeGetStorageImpl();
+        auto [at, is_new] = storages.try_emplace(former);
+        if (is_new) {
+            at->second = moved(*former);
+        }
+        taken.push_back(with_storage(each, at->second, counter));
+    }
+    return taken;
 }
 
 // What compiled regions say of themselves, in the order in which they ran first. The text is in the
@@ -104,44 +116,53 @@ std::vector<std::string> compiled_regions() {
     return noted.texts;
 }
 
-// `region`: a text about the region, with the first tensor that it packs; else empty.
-at::Tensor pack_saved(const at::Tensor &made, std::string_view region) {
+// Return a handle of a tensor, which nothing but the handle holds from now on.
+at::Tensor packed(at::Tensor tensor) {
+    auto saved = std::make_unique<SavedVariable>(tensor, false);
+    c10::DataPtr nothing(nullptr, saved.release(), &drop_late, tensor.device());
+    auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), 0,
+                                                         std::move(nothing), nullptr, false);
+    storage->release_data_and_set_meta_custom_data_ptr_error_msg_(no_memory);
+    return with_storage(tensor, storage, c10::VariableVersion(0));
+}
+
+// `region`: a text about the region, with the first tensors that it packs; else empty.
+std::vector<at::Tensor> pack_saved(at::TensorList made, std::string_view region) {
     if (!region.empty()) {
         note_region(region);
     }
-    auto late = std::make_unique<Late>();
-    late->saved = SavedVariable(take_memory(made), false);
-    Late *owned = late.release();
-    c10::DataPtr memory(owned, owned, &drop_late, c10::kCPU);
-    auto storage = c10::make_intrusive<c10::StorageImpl>(
-        c10::StorageImpl::use_byte_size_t(), handle_bytes, std::move(memory), nullptr, false);
-    auto handle = at::detail::make_tensor<c10::TensorImpl>( // twice as fast as torch's operators
-        c10::Storage(std::move(storage)), c10::DispatchKeySet(c10::DispatchKey::CPU),
-        caffe2::TypeMeta::Make<std::uint8_t>());
-    handle.unsafeGetTensorImpl()->set_sizes_contiguous({handle_bytes});
-    return handle;
+    std::vector<at::Tensor> tensors = take_memory(made);
+    for (at::Tensor &each : tensors) {
+        each = packed(std::move(each));
+    }
+    return tensors;
 }
 
-// `size` to `device` describe the result for compilers.
-at::Tensor unpack_saved(const at::Tensor &handle, c10::SymIntArrayRef /*size*/,
-                        c10::SymIntArrayRef /*stride*/, at::ScalarType /*type*/,
-                        c10::Device /*device*/) {
-    const c10::DataPtr &memory = handle.storage().data_ptr();
-    TORCH_CHECK(
-        memory.get_deleter() == &drop_late,
-        "the handle of a tensor that a compiled region has saved was copied by other "
-        "code's saved-tensor hooks. Leave tensors of ",
-        handle_bytes,
-        " bytes on the CPU as they are there, or set SWAPKIT_COMPILE=0 before the region is "
-        "compiled");
-    auto &saved = static_cast<Late *>(memory.get_context())->saved;
-    at::Tensor tensor = saved.unpack();
-    // Compiled code may write its own results into memory that it does not need any more.
-    if (torch::autograd::get_current_graph_task_keep_graph()) {
-        return copied(tensor);
+// Return what a handle owns; null: a tensor that no graph has packed, such as that of a compiler
+// which runs inductor's graphs as they are.
+SavedVariable *saved_of(const at::Tensor &handle) {
+    const c10::DataPtr &nothing =
+        handle.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+    bool is_handle = nothing.get_deleter() == &drop_late;
+    return is_handle ? static_cast<SavedVariable *>(nothing.get_context()) : nullptr;
+}
+
+// Return what was packed with one call: views share its memory until all of them are here.
+std::vector<at::Tensor> unpack_saved(at::TensorList handles) {
+    std::vector<at::Tensor> tensors;
+    tensors.reserve(handles.size());
+    for (const at::Tensor &each : handles) {
+        const SavedVariable *saved = saved_of(each);
+        tensors.push_back(saved == nullptr ? each : saved->unpack());
     }
-    saved.reset_data(); // as autograd does with what a node has saved
-    return tensor;
+    const bool is_last = !torch::autograd::get_current_graph_task_keep_graph();
+    for (const at::Tensor &each : handles) {
+        SavedVariable *saved = is_last ? saved_of(each) : nullptr;
+        if (saved != nullptr) {
+            saved->reset_data(); // as autograd does with what a node has saved
+        }
+    }
+    return tensors;
 }
 
 // A second copy of this library in the process finds the operators of the first one.
@@ -150,14 +171,13 @@ struct LateOperators {
         if (!c10::Dispatcher::singleton().findSchema({"swapkit::pack_saved", ""})) {
             static torch::Library library(torch::Library::FRAGMENT, "swapkit", std::nullopt,
                                           __FILE__, __LINE__);
-            const std::vector<at::Tag> tags = {at::Tag::needs_exact_strides};
-            library.def("pack_saved(Tensor made, str region) -> Tensor", tags);
-            library.def("pack_saved_(Tensor(a!) made, str region) -> Tensor", tags);
+            library.def("pack_saved(Tensor[] made, str region) -> Tensor[]");
+            library.def("pack_saved_(Tensor(a!)[] made, str region) -> Tensor[]");
             library.def("compiled_regions() -> str[]", compiled_regions);
             library.def("note_region(str region) -> ()", note_region);
-            library.def("unpack_saved(Tensor handle, SymInt[] size, SymInt[] stride, "
-                        "ScalarType dtype, Device device) -> Tensor",
-                        tags);
+            // As an alias, so that no compiler uses the memory for its own results: views share it.
+            library.def("unpack_saved(Tensor(a)[] handles) -> Tensor(a)[]",
+                        {at::Tag::flexible_layout});
             library.impl("pack_saved", c10::DispatchKey::CompositeExplicitAutograd, pack_saved);
             library.impl("pack_saved_", c10::DispatchKey::CompositeExplicitAutograd, pack_saved);
             library.impl("unpack_saved", c10::DispatchKey::CompositeExplicitAutograd, unpack_saved);
