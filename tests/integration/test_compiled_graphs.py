@@ -336,6 +336,7 @@ IMPOSSIBLE = {
     (with_dropout, on_two_threads),
     (with_checkpoint, on_two_threads),
     (with_checkpoint, by_compiled_autograd),
+    (with_complex, by_compiled_autograd),
 }
 
 

@@ -117,7 +117,7 @@ std::vector<std::string> compiled_regions() {
 }
 
 // Return a handle of a tensor, which nothing but the handle holds from now on.
-at::Tensor packed(at::Tensor tensor) {
+at::Tensor packed(const at::Tensor &tensor) {
     auto saved = std::make_unique<SavedVariable>(tensor, false);
     c10::DataPtr nothing(nullptr, saved.release(), &drop_late, tensor.device());
     auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), 0,
@@ -133,7 +133,7 @@ std::vector<at::Tensor> pack_saved(at::TensorList made, std::string_view region)
     }
     std::vector<at::Tensor> tensors = take_memory(made);
     for (at::Tensor &each : tensors) {
-        each = packed(std::move(each));
+        each = packed(each);
     }
     return tensors;
 }
