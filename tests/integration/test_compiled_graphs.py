@@ -237,7 +237,7 @@ def with_late_readers(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 def with_complex(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     values = torch.view_as_complex((x @ weight).view(-1, WIDTH // 2, 2))
     squares = torch.view_as_real(values * values.conj()).sum(-1)
-    return (values.abs() * values.angle()).sin() + squares
+    return ((values.abs() * values.angle()).sin() + squares.tanh()).exp().tanh()
 
 
 def in_bfloat16(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -390,13 +390,18 @@ def test_graph_when_a_backend_runs_what_inductor_would_compile_then_the_same_bit
 
     weight = torch.randn(WIDTH, WIDTH, requires_grad=True)
     x = torch.randn(ROWS, WIDTH)
+
+    def train() -> torch.Tensor:
+        torch._dynamo.reset()
+        compiled = torch.compile(layers, backend=backend)
+        with fresh_cache(), swapkit.offload(min_bytes=1):  # torch's cache ignores `inner_compile`
+            (found,) = torch.autograd.grad(compiled(x, weight).sum(), weight)
+        return found
+
     backend: Any = partial(compile_fx, inner_compile=run)
-    gradients = []
-    for function in (layers, torch.compile(layers, backend=backend)):
-        with swapkit.offload(min_bytes=1):
-            (found,) = torch.autograd.grad(function(x, weight).sum(), weight)
-        gradients.append(found)
-    assert torch.equal(*gradients)
+    with without_operators():
+        expected = train()
+    assert torch.equal(train(), expected)
 
 
 def test_graph_when_it_is_dropped_then_so_is_what_it_has_saved() -> None:
@@ -461,7 +466,8 @@ def test_graph_when_memory_that_it_has_packed_is_overwritten_then_the_same_bits(
         memory = tensor.untyped_storage()
         is_owned = torch._C._storage_Use_Count(memory._cdata) <= 2  # this and the tensor
         kept = tensor.detach().clone()
-        if is_owned and memory.data_ptr() not in givens and tensor.is_floating_point():
+        has_nan = tensor.is_floating_point() or tensor.is_complex()
+        if is_owned and memory.data_ptr() not in givens and has_nan:
             overwritten.append(tensor.nbytes)
             tensor.data.fill_(torch.nan)
         return kept
@@ -560,10 +566,12 @@ def test_explanation_when_regions_have_run_then_each_has_a_line() -> None:
     with swapkit.budget("1GiB") as session:
         once(torch.compile(with_ctx, backend="aot_eager"), x, weight)
         text = session.explain()
-    (line,) = (each for each in text.splitlines() if "with_ctx" in each)
-    assert line.startswith("compiled region with_ctx (test_compiled_graphs.py:")
-    assert "saved tensors, " in line
-    assert line.endswith("do not: inputs and parameters of the region")
+    lines = [each for each in text.splitlines() if "with_ctx" in each]
+    assert lines
+    for line in lines:
+        assert line.startswith("compiled region with_ctx (test_compiled_graphs.py:")
+        assert "saved tensors, " in line
+        assert line.endswith("do not: inputs and parameters of the region")
 
 
 @pytest.mark.slow
