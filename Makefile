@@ -251,7 +251,7 @@ newest: setup
 releases: setup
 	@set -e; for release in $(RELEASES); do folder=.venv-torch-$$release; \
 		test -x $$folder/bin/pip || $(PYTHON) -m venv --clear $$folder; \
-		grep -Ev '^torch==' constraints.txt >$$folder/constraints.txt; \
+		grep -Ev '^(torch|setuptools)==' constraints.txt >$$folder/constraints.txt; \
 		$$folder/bin/python -m pip install -qq -c $$folder/constraints.txt "torch==$$release.*" \
 		$$(sed -En '/^dependencies/,/^\]/s/^ *"([a-z]+)>.*/\1/p' pyproject.toml | grep -v torch) \
 		hypothesis expecttest pytest pytest-xdist; \

@@ -56,6 +56,7 @@ STEPS, LAST = 20, 5
 SHARES = (1.0, 0.8, 0.5, 0.3)  # of torch's activation_memory_budget
 PAIRS = 10  # of measurements of overhead
 MIB = 1 << 20
+RESERVED = "reserved_bytes.all.peak"
 
 Figures = dict[str, Any]
 
@@ -104,7 +105,9 @@ def train_within(training: Training, budget_bytes: int, steps: int = STEPS) -> F
                     seconds.append(time.perf_counter() - began)
                     cpu_seconds.append(time.thread_time() - cpu_began)
             stats = session.stats
-            in_use_bytes = memory("allocated_bytes.all.peak")  # of the last steps
+            predicted_bytes, measured = stats.predicted_peak_bytes, "allocated_bytes.all.peak"
+            if stats.predicted_reserved_bytes:  # at planned addresses: what the budget counts
+                predicted_bytes, measured = stats.predicted_reserved_bytes, RESERVED
             found: Figures = {
                 "reserved": max(reserved_bytes, stats.peak_bytes) / budget_bytes,
                 "stage": session.stage,
@@ -113,8 +116,8 @@ def train_within(training: Training, budget_bytes: int, steps: int = STEPS) -> F
                 "cpu_seconds": statistics.median(cpu_seconds[-LAST:]),
                 "swapped_bytes": stats.swapped_out_bytes // steps,
             }
-            if stats.predicted_peak_bytes and stats.predicted_step_seconds:
-                found["peak_error"] = in_use_bytes / stats.predicted_peak_bytes - 1
+            if predicted_bytes and stats.predicted_step_seconds:
+                found["peak_error"] = memory(measured) / predicted_bytes - 1  # of the last steps
                 found["seconds_error"] = found["seconds"] / stats.predicted_step_seconds - 1
     except torch.OutOfMemoryError as error:
         return {"failed": str(error).partition("\n")[0]}

@@ -61,7 +61,7 @@ def _define() -> None:
     for name, made in ((SWAP, "Tensor[]"), (SWAP_IN_PLACE, "Tensor(a!)[]")):
         torch.library.define(f"{NAMESPACE}::{name}", f"({made} made, str region) -> Tensor[]")
         torch.library.impl(f"{NAMESPACE}::{name}", "CompositeExplicitAutograd")(_swap)
-    torch.library.define(f"{NAMESPACE}::{MARK}", "(str region, int first, bool[] swapped) -> ()")
+    torch.library.define(f"{NAMESPACE}::{MARK}", "(str region, int last, bool[] swapped) -> ()")
     for name in (*_SWAPPING, *_SWAPPING.values()):
         torch.library.register_fake(f"{NAMESPACE}::{name}")(_fake_results)
     for name in (*_SWAPPING, *_SWAPPING.values(), MARK):
@@ -116,7 +116,8 @@ class _PackedStorage:
     """A storage that the forward packs."""
 
     members: tuple[fx.Node, ...]  # the tensors that the backward uses
-    last: fx.Node  # the last use in the forward
+    views: tuple[fx.Node, ...]  # all tensors in it but the first
+    last: fx.Node  # the last that reads it in the forward
     nbytes: int
     is_swapped: bool  # by the user's selective checkpoint
 
@@ -226,13 +227,19 @@ def _describe(
     tensors: Sequence[fx.Node], members: Sequence[fx.Node], order: dict[fx.Node, int], nbytes: int
 ) -> _PackedStorage:
     """Return how a storage is packed; `tensors`: all that view it."""
-    uses = [user for each in tensors for user in (each, *each.users) if user.op != "output"]
+    uses = [user for each in tensors for user in (each, *each.users)]
     return _PackedStorage(
         members=tuple(members),
-        last=max(uses, key=order.__getitem__),
+        views=tuple(tensors[1:]),
+        last=max((each for each in uses if _reads(each, tensors)), key=order.__getitem__),
         nbytes=nbytes,
         is_swapped=any(node.meta.get(IS_SWAPPED) for node in (tensors[0], *members)),
     )
+
+
+def _reads(user: fx.Node, tensors: Sequence[fx.Node]) -> bool:
+    """Return whether a node does more than make a view of tensors, or return them."""
+    return user is tensors[0] or (user not in tensors and user.op != "output")
 
 
 def _by_storage(nodes: Iterable[object]) -> dict[int, list[fx.Node]]:
@@ -306,12 +313,15 @@ def _is_handle_inside(module: fx.GraphModule, node: fx.Node) -> bool:
 
 def _packs(module: fx.GraphModule, place: Any) -> bool:  # noqa: ANN401 - an integer
     """Return whether a forward gives a handle at a place of its outputs."""
-    for mark in module.graph.find_nodes(op="call_function", target=find(MARK)):
-        _region, first, are_swapped = mark.args
-        if first <= place < first + len(are_swapped):
-            return True
     (output,) = module.graph.find_nodes(op="output")
-    inputs = getattr(output.args[0][place], "all_input_nodes", ())
+    outputs = output.args[0]
+    if not isinstance(outputs, (tuple, list)) or place >= len(outputs):
+        return False
+    for mark in module.graph.find_nodes(op="call_function", target=find(MARK)):
+        _region, last, are_swapped = mark.args
+        if 0 <= place - (len(outputs) - last) < len(are_swapped):
+            return True
+    inputs = getattr(outputs[place], "all_input_nodes", ())
     return any(each.target in (find(PACK_IN_PLACE), find(SWAP_IN_PLACE)) for each in inputs)
 
 
@@ -338,12 +348,16 @@ def _put_last_given(hidden: Iterable[fx.Node], behind: fx.Node) -> None:
 
 
 def _mark(output: fx.Node, chosen: Sequence[_PackedStorage], first: int, region: str) -> None:
-    """Name the outputs that inductor packs: all are in the graph, which is what caches key on."""
+    """Name the outputs that inductor packs: all are in the graph, which is what caches key on.
+
+    By their places from the end: torch takes those of effects away, which come first.
+    """
     are_swapped = [each.is_swapped for each in chosen for _ in each.members]
     for node in [node for each in chosen for node in each.members]:
         node.meta[NO_CHECK] = True
+    last = len(output.args[0]) - first  # type: ignore[arg-type]
     with output.graph.inserting_before(output):
-        output.graph.call_function(find(MARK), (region, first, are_swapped))
+        output.graph.call_function(find(MARK), (region, last, are_swapped))
 
 
 def _pack(output: fx.Node, chosen: Sequence[_PackedStorage], first: int, region: str) -> None:
@@ -351,7 +365,7 @@ def _pack(output: fx.Node, chosen: Sequence[_PackedStorage], first: int, region:
     outputs, graph = list(output.args[0]), output.graph  # type: ignore[arg-type]
     for saved in chosen:
         name = SWAP_IN_PLACE if saved.is_swapped else PACK_IN_PLACE
-        with graph.inserting_after(saved.last):
+        with graph.inserting_after(_hoist(graph, saved)):
             packed = graph.call_function(find(name), (list(saved.members), region))
         region, behind = "", packed  # with the first one
         for at, node in enumerate(saved.members):
@@ -364,6 +378,18 @@ def _pack(output: fx.Node, chosen: Sequence[_PackedStorage], first: int, region:
             outputs[first] = handle
             first += 1
     output.args = (tuple(outputs),)
+
+
+def _hoist(graph: fx.Graph, saved: _PackedStorage) -> fx.Node:
+    """Make views where they can be made: torch makes those for the backward at the end.
+
+    Return the last node that needs the memory, and the tensors that are packed.
+    """
+    for view in saved.views:
+        order = {node: at for at, node in enumerate(graph.nodes)}
+        max(view.all_input_nodes, key=order.__getitem__, default=view.prev).append(view)
+    order = {node: at for at, node in enumerate(graph.nodes)}
+    return max((saved.last, *saved.members), key=order.__getitem__)
 
 
 def _unpack(

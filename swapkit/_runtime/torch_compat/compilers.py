@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import sys
 from collections.abc import Callable, Sequence
+from graphlib import TopologicalSorter
 from typing import Any, NamedTuple
 
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
@@ -93,7 +95,7 @@ class _Marks(NamedTuple):
     """What is packed of the outputs of one graph."""
 
     region: str
-    is_swapped: dict[int, bool]  # by the place of the output
+    is_swapped: dict[int, bool]  # by the place of the output, from the end
 
 
 @functools.cache
@@ -117,8 +119,8 @@ def place_hooks(
     lowering, compiler = _inductor.lowering, _inductor.graph.GraphLowering
     scheduler = _inductor.scheduler.Scheduler
 
-    def lower_mark(region: str, first: int, are_swapped: Sequence[bool]) -> None:
-        marks = _Marks(region, dict(enumerate(are_swapped, first)))
+    def lower_mark(region: str, last: int, are_swapped: Sequence[bool]) -> None:
+        marks = _Marks(region, dict(enumerate(are_swapped, -last)))
         setattr(_inductor.virtualized.V.graph, _MARKS, marks)
 
     lowering.register_lowering(mark, type_promotion_kind=None)(lower_mark)
@@ -143,7 +145,8 @@ def place_hooks(
 def _find_marks(outputs: object, pack: object, swap: object) -> _Marks:
     """Return which outputs are of operators that pack."""
     region, is_swapped = "", {}
-    for at, node in enumerate(outputs if isinstance(outputs, (tuple, list)) else ()):
+    values = outputs if isinstance(outputs, (tuple, list)) else ()
+    for at, node in enumerate(values, -len(values)):
         inputs = node.all_input_nodes if isinstance(node, Node) else ()
         packed = next((each for each in inputs if each.target in (pack, swap)), None)
         if packed is not None:
@@ -160,20 +163,21 @@ def _pack_outputs(graph: Any, marks: _Marks, pack: object, swap: object) -> None
     call: Any = _inductor.lowering.fallback_handler
     outputs, region = graph.graph_outputs, marks.region
     roots = [_root_of(each) for each in outputs]
-    others = {"", *(_name_of(root) for at, root in enumerate(roots) if at not in marks.is_swapped)}
+    places = enumerate(roots, -len(roots))
+    others = {"", *(_name_of(root) for at, root in places if at not in marks.is_swapped)}
     groups: dict[str, list[int]] = {}
     for at in marks.is_swapped:
         name = _name_of(roots[at])
         if name not in others and type(roots[at].layout).__name__ in _OWN_LAYOUTS:
             groups.setdefault(name, []).append(at)
-    for places in groups.values():
-        root = roots[places[0]]
-        operator = swap if any(marks.is_swapped[at] for at in places) else pack
-        made = [outputs[at] for at in places]
+    for chosen in groups.values():
+        root = roots[chosen[0]]
+        operator = swap if any(marks.is_swapped[at] for at in chosen) else pack
+        made = [outputs[at] for at in chosen]
         handles = call(operator, add_to_fallback_set=False)(made, region)
         graph.never_reuse_buffers.update(each.get_name() for each in (root, *made))
         graph.unaligned_buffers.update(each.get_name() for each in handles)  # without an address
-        for at, handle in zip(places, handles, strict=True):
+        for at, handle in zip(chosen, handles, strict=True):
             outputs[at] = handle
         region = ""  # with the first one
 
@@ -207,10 +211,13 @@ def _place(nodes: Sequence[Any], packing: tuple[object, ...], unpack: object) ->
 
     Inductor does not know that a pack changes memory: it would fuse no reader with what it reads.
     """
+    root_name = functools.cache(_root_name)
     packs, unpacks = _with_results(nodes, packing), _with_results(nodes, (unpack,))
+    if not (packs or unpacks):
+        return list(nodes)
+    nodes = _keep_writes(nodes, root_name)
     moved = {id(node) for group in (*packs, *unpacks) for node in group}
     rest = [node for node in nodes if id(node) not in moved]
-    root_name = functools.cache(_root_name)
     last = {
         root_name(name): at
         for at, node in enumerate(rest)
@@ -227,6 +234,35 @@ def _place(nodes: Sequence[Any], packing: tuple[object, ...], unpack: object) ->
     for at, node in enumerate(rest):
         placed += [*before.get(at, ()), node, *behind.get(at, ())]
     return placed + before.get(len(rest), [])
+
+
+def _keep_writes(nodes: Sequence[Any], root_name: Callable[[str], str]) -> Sequence[Any]:
+    """Return nodes in an order in which writes and reads of a memory are as in the program.
+
+    Inductor loses these dependencies where it fuses outer loops (CPU). It keeps the order by
+    chance, and our operators change the chances.
+    """
+    touches: dict[str, list[tuple[int, int, bool]]] = {}  # order in the program, place, is a write
+    makers: dict[str, int] = {}
+    for place, node in enumerate(nodes):
+        makers.update(dict.fromkeys(node.get_buffer_names(), place))
+        for part in node.get_nodes():
+            written = {
+                root_name(name) for each in part.get_outputs() for name in each.get_mutations()
+            }
+            for root in {root_name(name) for name in (*part.get_buffer_names(), *_needs(part))}:
+                touches.setdefault(root, []).append((part.min_order, place, root in written))
+    before = [{makers[name] for name in _needs(node) if name in makers} for node in nodes]
+    for each in touches.values():
+        if not any(is_write for *_, is_write in each):
+            continue
+        for (_, first, is_write), (_, second, writes) in itertools.combinations(sorted(each), 2):
+            if is_write or writes:
+                before[second].add(first)
+    graph = {place: firsts - {place} for place, firsts in enumerate(before)}
+    if all(place > max(firsts, default=-1) for place, firsts in graph.items()):
+        return nodes
+    return [nodes[place] for place in TopologicalSorter(graph).static_order()]
 
 
 def _root_name(name: str) -> str:

@@ -19,6 +19,7 @@ from swapkit._runtime.thread_state import thread_state
 from swapkit._runtime.torch_compat.internals import (
     KEY_GUARD,
     NO_TASK,
+    RESTORE_KEYS,
     C,
     DispatchKey,
     ExcludeKey,
@@ -209,8 +210,15 @@ def renew_behind_compiled_calls() -> None:
     Dynamo restores the keys from before the call. Of a model that was compiled by `Module.compile`,
     the call that a step begins with is such a call, and its loss follows.
     """
-    if hasattr(C, KEY_GUARD):
+    if hasattr(C, RESTORE_KEYS):
+        setattr(C, RESTORE_KEYS, partial(_restore_and_renew, getattr(C, RESTORE_KEYS)))
+    elif hasattr(C, KEY_GUARD):
         setattr(C, KEY_GUARD, partial(_RenewingGuard, getattr(C, KEY_GUARD)))
+
+
+def _restore_and_renew(restore: Callable[[], None]) -> None:
+    restore()
+    renew()
 
 
 @contextlib.contextmanager

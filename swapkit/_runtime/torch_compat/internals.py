@@ -278,7 +278,8 @@ def has_python_key() -> bool:
 # ---- the build, the compiler, devices -----------------------------------------------------------
 
 C: Any = torch._C  # for code that replaces functions in it, or checks which ones exist
-KEY_GUARD = "_ForceDispatchKeyGuard"  # in `C`
+KEY_GUARD = "_ForceDispatchKeyGuard"  # in `C`: Dynamo's, up to torch 2.14
+RESTORE_KEYS = "_dynamo_restore_local_dispatch_key_set"  # likewise, since 2.15
 CXX11_ABI = int(torch._C._GLIBCXX_USE_CXX11_ABI)
 cuda_allocator: Any = torch.cuda.memory._CUDAAllocator
 
