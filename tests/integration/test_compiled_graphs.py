@@ -33,6 +33,16 @@ import swapkit
 from swapkit.ir.traces import Phase
 from swapkit.testing import planning_at_once
 from tests.support import run_fresh
+from tests.support.compiled_programs import (
+    FUNCTIONS,
+    layers,
+    with_checkpoint,
+    with_choices,
+    with_complex,
+    with_ctx,
+    with_dropout,
+    with_effects,
+)
 from tests.support.sessions import Block, Plain, Training, make_training, train_plainly
 
 if TYPE_CHECKING:
@@ -173,117 +183,6 @@ def without_operators() -> Iterator[None]:
 # ---- programs ------------------------------------------------------------------------------------
 
 
-def layers(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    for _ in range(3):
-        x = nn.functional.gelu(x @ weight)
-    return x
-
-
-def with_output_saved(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    y = (x @ weight).tanh()
-    return torch.cat((y.sin(), y))
-
-
-def with_pieces(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    first, second, third = (x @ weight.repeat(1, 3)).chunk(3, -1)
-    return (first.view(-1, 8, 8) * second.view(-1, 8, 8)).tanh().flatten(1) + third.sin()
-
-
-def with_dropout(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return nn.functional.dropout(layers(x, weight), 0.5) @ weight
-
-
-def with_images(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    images = x.reshape(-1, 4, 8, 8)  # inductor makes them channels-last
-    kernel = weight[:9, :16].reshape(4, 4, 3, 3)
-    for _ in range(2):
-        images = nn.functional.conv2d(images, kernel, padding=1)
-        images = nn.functional.batch_norm(images, None, None, training=True).relu()
-    return images.mean((2, 3))
-
-
-def with_joined(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    first = (x @ weight).tanh()
-    second = first @ weight
-    rows, columns = torch.cat((first, second)), torch.cat((first, second), 1)
-    return (columns @ columns.t()).sin().sum(1) + (rows @ weight).tanh().chunk(2)[1].sum(1)
-
-
-@torch.compiler.nested_compile_region
-def region_inside(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return nn.functional.gelu(x @ weight).tanh()
-
-
-def with_regions(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    for _ in range(2):
-        x = region_inside(x, weight).exp() @ weight
-    return x.sin()
-
-
-def with_checkpoint(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    for _ in range(2):
-        x = checkpoint(with_dropout, x, weight, use_reentrant=False)
-    return x.tanh() @ weight
-
-
-class KeepsOnCtx(torch.autograd.Function):
-    """Keeps a result where no hook sees it."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        result = ctx.result = x.exp()
-        return result.sin()
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = ctx.result
-        return grad * result.cos() * result
-
-
-def with_ctx(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    result: torch.Tensor = KeepsOnCtx.apply(layers(x, weight) * 1e-3)
-    return result @ weight
-
-
-def with_late_readers(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    hidden = (x @ weight).tanh()
-    return (hidden * hidden.flip(1)).cos() + hidden.sin()
-
-
-def with_complex(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    values = torch.view_as_complex((x @ weight).view(-1, WIDTH // 2, 2))
-    squares = torch.view_as_real(values * values.conj()).sum(-1)
-    return ((values.abs() * values.angle()).sin() + squares.tanh()).exp().tanh()
-
-
-def with_choices(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Backwards that scatter into zeros, and loops that inductor fuses outside on the CPU."""
-    a = x @ weight
-    (ranked, places), best, most = a.sort(1), a.topk(9, 1)[0], a.max(1)[0]
-    deviation, mean = torch.var_mean(a, 1)
-    images = a.view(4, 4, -1, 16)
-    results = (
-        *(ranked.exp().sin(), best.tanh(), most.exp(), a.gather(1, places).exp()),
-        (a - mean[:, None]) * deviation[:, None].rsqrt(),
-        *(nn.functional.max_pool2d(images, 2).exp(), nn.functional.group_norm(images, 2).sin()),
-        *(nn.functional.layer_norm(a, (WIDTH,)).tanh(), a.cummax(0)[0].tanh()),
-        *(a.kthvalue(3, 1)[0].exp(), a.median(0)[0].sin()),
-    )
-    return torch.cat([each.flatten() for each in results])
-
-
-def with_effects(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    hidden = (x @ weight).tanh()
-    square = hidden.t() @ hidden + torch.eye(WIDTH)
-    root: torch.Tensor = torch.linalg.cholesky(square)
-    return (hidden @ root).sin() @ weight
-
-
-def in_bfloat16(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        return layers(x, weight).float()
-
-
 def once(function: Callable[..., torch.Tensor], x: torch.Tensor, weight: torch.Tensor) -> None:
     function(x, weight).sum().backward()
 
@@ -353,22 +252,6 @@ RUNS = (
     after_an_error,
     on_two_threads,
     by_compiled_autograd,
-)
-FUNCTIONS = (
-    layers,
-    with_output_saved,
-    with_pieces,
-    with_dropout,
-    with_joined,
-    with_images,
-    with_regions,
-    with_checkpoint,
-    with_ctx,
-    with_late_readers,
-    with_complex,
-    with_choices,
-    with_effects,
-    in_bfloat16,
 )
 
 
@@ -620,7 +503,7 @@ def test_explanation_when_regions_have_run_then_each_has_a_line() -> None:
     lines = [each for each in text.splitlines() if "with_ctx" in each]
     assert lines
     for line in lines:
-        assert line.startswith("compiled region with_ctx (test_compiled_graphs.py:")
+        assert line.startswith("compiled region with_ctx (compiled_programs.py:")
         assert "saved tensors, " in line
         assert line.endswith("do not: inputs and parameters of the region")
 

@@ -144,25 +144,29 @@ def move_hooks(
     chosen, stays = _choose(forward.graph, saved, outputs[:returned])
     region = _describe_region(forward.graph, [each.nbytes for each in chosen], stays)
     handles = [node for node in saved if _is_handle_inside(forward, node)]
-    if handles or chosen:
-        hidden = [*handles, *(node for each in chosen for node in each.members)]
+    hidden = [*handles, *(node for each in chosen for node in each.members)]
+    if hidden:
         first = _put_last(output, returned, hidden) + len(handles)
         _put_last_given([given[node] for node in hidden], given[saved[-1]])
-        for node in handles:
-            node.meta[NO_CHECK] = True
-    if chosen:
-        if is_scheduled:
-            _mark(output, chosen, first, region)
-        else:
-            _pack(output, chosen, first, region)
+        _hide(handles)
+        (_mark if is_scheduled else _pack)(output, chosen, first, region)
         _unpack(backward.graph, chosen, given)
-    if handles or chosen:
-        for module in (forward, backward):
-            module.graph.lint()
-            module.recompile()
+        _recompile(forward, backward)
     elif stays:
         torch.ops.swapkit.note_region(region)
     return region
+
+
+def _hide(handles: Iterable[fx.Node]) -> None:
+    """Let no hook see handles."""
+    for node in handles:
+        node.meta[NO_CHECK] = True
+
+
+def _recompile(*modules: fx.GraphModule) -> None:
+    for module in modules:
+        module.graph.lint()
+        module.recompile()
 
 
 def _describe_region(graph: fx.Graph, packed: Sequence[int], stays: dict[str, list[int]]) -> str:
@@ -353,8 +357,7 @@ def _mark(output: fx.Node, chosen: Sequence[_PackedStorage], first: int, region:
     By their places from the end: torch takes those of effects away, which come first.
     """
     are_swapped = [each.is_swapped for each in chosen for _ in each.members]
-    for node in [node for each in chosen for node in each.members]:
-        node.meta[NO_CHECK] = True
+    _hide(node for each in chosen for node in each.members)
     last = len(output.args[0]) - first  # type: ignore[arg-type]
     with output.graph.inserting_before(output):
         output.graph.call_function(find(MARK), (region, last, are_swapped))

@@ -160,8 +160,7 @@ def _pack_outputs(graph: Any, marks: _Marks, pack: object, swap: object) -> None
 
     One that shares memory with an input or with another output stays: nothing could be freed.
     """
-    call: Any = _inductor.lowering.fallback_handler
-    outputs, region = graph.graph_outputs, marks.region
+    outputs = graph.graph_outputs
     roots = [_root_of(each) for each in outputs]
     places = enumerate(roots, -len(roots))
     others = {"", *(_name_of(root) for at, root in places if at not in marks.is_swapped)}
@@ -170,16 +169,28 @@ def _pack_outputs(graph: Any, marks: _Marks, pack: object, swap: object) -> None
         name = _name_of(roots[at])
         if name not in others and type(roots[at].layout).__name__ in _OWN_LAYOUTS:
             groups.setdefault(name, []).append(at)
-    for chosen in groups.values():
-        root = roots[chosen[0]]
+    region = marks.region
+    for name, chosen in groups.items():
         operator = swap if any(marks.is_swapped[at] for at in chosen) else pack
-        made = [outputs[at] for at in chosen]
-        handles = call(operator, add_to_fallback_set=False)(made, region)
-        graph.never_reuse_buffers.update(each.get_name() for each in (root, *made))
-        graph.unaligned_buffers.update(each.get_name() for each in handles)  # without an address
-        for at, handle in zip(chosen, handles, strict=True):
-            outputs[at] = handle
+        _pack_group(graph, operator, name, chosen, region)
         region = ""  # with the first one
+
+
+def _pack_group(
+    graph: Any,  # noqa: ANN401 - inductor's
+    pack: object,
+    root: str,
+    chosen: Sequence[int],
+    region: str,
+) -> None:
+    """Replace outputs that share the memory of a buffer by their handles."""
+    call: Any = _inductor.lowering.fallback_handler
+    made = [graph.graph_outputs[at] for at in chosen]
+    handles = call(pack, add_to_fallback_set=False)(made, region)
+    graph.never_reuse_buffers.update((root, *(each.get_name() for each in made)))
+    graph.unaligned_buffers.update(each.get_name() for each in handles)  # without an address
+    for at, handle in zip(chosen, handles, strict=True):
+        graph.graph_outputs[at] = handle
 
 
 def _root_of(made: Any) -> Any:  # noqa: ANN401 - inductor's
@@ -215,14 +226,9 @@ def _place(nodes: Sequence[Any], packing: tuple[object, ...], unpack: object) ->
     packs, unpacks = _with_results(nodes, packing), _with_results(nodes, (unpack,))
     if not (packs or unpacks):
         return list(nodes)
-    nodes = _keep_writes(nodes, root_name)
     moved = {id(node) for group in (*packs, *unpacks) for node in group}
-    rest = [node for node in nodes if id(node) not in moved]
-    last = {
-        root_name(name): at
-        for at, node in enumerate(rest)
-        for name in (*node.get_buffer_names(), *_needs(node))
-    }
+    rest = [node for node in _keep_writes(nodes, root_name) if id(node) not in moved]
+    last = _find_last(rest, root_name)
     behind: dict[int, list[Any]] = {}
     before: dict[int, list[Any]] = {}
     for group in packs:
@@ -236,33 +242,51 @@ def _place(nodes: Sequence[Any], packing: tuple[object, ...], unpack: object) ->
     return placed + before.get(len(rest), [])
 
 
+def _find_last(nodes: Sequence[Any], root_name: Callable[[str], str]) -> dict[str, int]:
+    """Return the place of the last node that has each memory."""
+    return {
+        root_name(name): at
+        for at, node in enumerate(nodes)
+        for name in (*node.get_buffer_names(), *_needs(node))
+    }
+
+
 def _keep_writes(nodes: Sequence[Any], root_name: Callable[[str], str]) -> Sequence[Any]:
     """Return nodes in an order in which writes and reads of a memory are as in the program.
 
     Inductor loses these dependencies where it fuses outer loops (CPU). It keeps the order by
     chance, and our operators change the chances.
     """
-    touches: dict[str, list[tuple[int, int, bool]]] = {}  # order in the program, place, is a write
-    makers: dict[str, int] = {}
-    for place, node in enumerate(nodes):
-        makers.update(dict.fromkeys(node.get_buffer_names(), place))
-        for part in node.get_nodes():
-            written = {
-                root_name(name) for each in part.get_outputs() for name in each.get_mutations()
-            }
-            for root in {root_name(name) for name in (*part.get_buffer_names(), *_needs(part))}:
-                touches.setdefault(root, []).append((part.min_order, place, root in written))
-    before = [{makers[name] for name in _needs(node) if name in makers} for node in nodes]
-    for each in touches.values():
-        if not any(is_write for *_, is_write in each):
-            continue
-        for (_, first, is_write), (_, second, writes) in itertools.combinations(sorted(each), 2):
-            if is_write or writes:
-                before[second].add(first)
-    graph = {place: firsts - {place} for place, firsts in enumerate(before)}
-    if all(place > max(firsts, default=-1) for place, firsts in graph.items()):
+    graph = _find_makers(nodes)
+    for touches in _find_touches(nodes, root_name).values():
+        for (_, first, is_write), (_, second, writes) in itertools.combinations(sorted(touches), 2):
+            if (is_write or writes) and first != second:
+                graph[second].add(first)
+    if all(at > max(firsts, default=-1) for at, firsts in graph.items()):
         return nodes
-    return [nodes[place] for place in TopologicalSorter(graph).static_order()]
+    return [nodes[at] for at in TopologicalSorter(graph).static_order()]
+
+
+def _find_makers(nodes: Sequence[Any]) -> dict[int, set[int]]:
+    """Return the places of the nodes that make what each node needs."""
+    makers = {name: at for at, node in enumerate(nodes) for name in node.get_buffer_names()}
+    needs = {at: _needs(node) & makers.keys() for at, node in enumerate(nodes)}
+    return {at: {makers[name] for name in names} - {at} for at, names in needs.items()}
+
+
+def _find_touches(
+    nodes: Sequence[Any], root_name: Callable[[str], str]
+) -> dict[str, list[tuple[int, int, bool]]]:
+    """Return who has each memory that is written: order in the program, place, is a write."""
+    touches: dict[str, list[tuple[int, int, bool]]] = {}
+    parts = [(at, part) for at, node in enumerate(nodes) for part in node.get_nodes()]
+    written: set[str] = set()
+    for at, part in parts:
+        changed = {root_name(name) for each in part.get_outputs() for name in each.get_mutations()}
+        written |= changed
+        for root in {root_name(name) for name in (*part.get_buffer_names(), *_needs(part))}:
+            touches.setdefault(root, []).append((part.min_order, at, root in changed))
+    return {root: each for root, each in touches.items() if root in written}
 
 
 def _root_name(name: str) -> str:
