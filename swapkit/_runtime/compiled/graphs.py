@@ -29,7 +29,6 @@ NO_CHECK = "saved_tensor_with_no_vc_check"  # torch's mark of what autograd keep
 PACK, PACK_IN_PLACE, UNPACK = "pack_saved", "pack_saved_", "unpack_saved"
 # The first two, in Python, for tensors that a selective checkpoint of the user's moves to the host.
 SWAP, SWAP_IN_PLACE = "swap_saved", "swap_saved_"
-_SWAPPING = {PACK: SWAP, PACK_IN_PLACE: SWAP_IN_PLACE}
 MARK = "mark_saved"  # which results of a graph inductor packs
 OPERATORS = PACK, PACK_IN_PLACE, SWAP, SWAP_IN_PLACE, UNPACK, MARK  # `compilers.place_hooks`
 
@@ -61,12 +60,11 @@ def _define() -> None:
     for name, made in ((SWAP, "Tensor[]"), (SWAP_IN_PLACE, "Tensor(a!)[]")):
         torch.library.define(f"{NAMESPACE}::{name}", f"({made} made, str region) -> Tensor[]")
         torch.library.impl(f"{NAMESPACE}::{name}", "CompositeExplicitAutograd")(_swap)
-    torch.library.define(f"{NAMESPACE}::{MARK}", "(str region, int last, bool[] swapped) -> ()")
-    for name in (*_SWAPPING, *_SWAPPING.values()):
+    torch.library.define(f"{NAMESPACE}::{MARK}", "(str region, int from_end, bool[] swapped) -> ()")
+    for name in (PACK, PACK_IN_PLACE, SWAP, SWAP_IN_PLACE, UNPACK):
         torch.library.register_fake(f"{NAMESPACE}::{name}")(_fake_results)
-    for name in (*_SWAPPING, *_SWAPPING.values(), MARK):
+    for name in (PACK, PACK_IN_PLACE, SWAP, SWAP_IN_PLACE, MARK):
         fx.has_side_effect(find(name))
-    torch.library.register_fake(f"{NAMESPACE}::{UNPACK}")(_fake_results)
     torch.library.impl(f"{NAMESPACE}::{MARK}", "CompositeExplicitAutograd")(lambda *_: None)
 
 
@@ -116,7 +114,7 @@ class _PackedStorage:
     """A storage that the forward packs."""
 
     members: tuple[fx.Node, ...]  # the tensors that the backward uses
-    views: tuple[fx.Node, ...]  # all tensors in it but the first
+    late: tuple[fx.Node, ...]  # all views, if the graph makes members behind `last`
     last: fx.Node  # the last that reads it in the forward
     nbytes: int
     is_swapped: bool  # by the user's selective checkpoint
@@ -232,10 +230,12 @@ def _describe(
 ) -> _PackedStorage:
     """Return how a storage is packed; `tensors`: all that view it."""
     uses = [user for each in tensors for user in (each, *each.users)]
+    last = max((each for each in uses if _reads(each, tensors)), key=order.__getitem__)
+    has_late = any(order[node] > order[last] for node in members)
     return _PackedStorage(
         members=tuple(members),
-        views=tuple(tensors[1:]),
-        last=max((each for each in uses if _reads(each, tensors)), key=order.__getitem__),
+        late=tuple(tensors[1:]) if has_late else (),
+        last=last,
         nbytes=nbytes,
         is_swapped=any(node.meta.get(IS_SWAPPED) for node in (tensors[0], *members)),
     )
@@ -322,8 +322,8 @@ def _packs(module: fx.GraphModule, place: Any) -> bool:  # noqa: ANN401 - an int
     if not isinstance(outputs, (tuple, list)) or place >= len(outputs):
         return False
     for mark in module.graph.find_nodes(op="call_function", target=find(MARK)):
-        _region, last, are_swapped = mark.args
-        if 0 <= place - (len(outputs) - last) < len(are_swapped):
+        _region, from_end, are_swapped = mark.args
+        if 0 <= place - (len(outputs) - from_end) < len(are_swapped):
             return True
     inputs = getattr(outputs[place], "all_input_nodes", ())
     return any(each.target in (find(PACK_IN_PLACE), find(SWAP_IN_PLACE)) for each in inputs)
@@ -358,9 +358,9 @@ def _mark(output: fx.Node, chosen: Sequence[_PackedStorage], first: int, region:
     """
     are_swapped = [each.is_swapped for each in chosen for _ in each.members]
     _hide(node for each in chosen for node in each.members)
-    last = len(output.args[0]) - first  # type: ignore[arg-type]
+    from_end = len(output.args[0]) - first  # type: ignore[arg-type]
     with output.graph.inserting_before(output):
-        output.graph.call_function(find(MARK), (region, last, are_swapped))
+        output.graph.call_function(find(MARK), (region, from_end, are_swapped))
 
 
 def _pack(output: fx.Node, chosen: Sequence[_PackedStorage], first: int, region: str) -> None:
@@ -388,7 +388,9 @@ def _hoist(graph: fx.Graph, saved: _PackedStorage) -> fx.Node:
 
     Return the last node that needs the memory, and the tensors that are packed.
     """
-    for view in saved.views:
+    if not saved.late:
+        return saved.last
+    for view in saved.late:
         order = {node: at for at, node in enumerate(graph.nodes)}
         max(view.all_input_nodes, key=order.__getitem__, default=view.prev).append(view)
     order = {node: at for at, node in enumerate(graph.nodes)}

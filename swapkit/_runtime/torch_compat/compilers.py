@@ -119,8 +119,8 @@ def place_hooks(
     lowering, compiler = _inductor.lowering, _inductor.graph.GraphLowering
     scheduler = _inductor.scheduler.Scheduler
 
-    def lower_mark(region: str, last: int, are_swapped: Sequence[bool]) -> None:
-        marks = _Marks(region, dict(enumerate(are_swapped, -last)))
+    def lower_mark(region: str, from_end: int, are_swapped: Sequence[bool]) -> None:
+        marks = _Marks(region, dict(enumerate(are_swapped, -from_end)))
         setattr(_inductor.virtualized.V.graph, _MARKS, marks)
 
     lowering.register_lowering(mark, type_promotion_kind=None)(lower_mark)
@@ -226,20 +226,27 @@ def _place(nodes: Sequence[Any], packing: tuple[object, ...], unpack: object) ->
     packs, unpacks = _with_results(nodes, packing), _with_results(nodes, (unpack,))
     if not (packs or unpacks):
         return list(nodes)
-    moved = {id(node) for group in (*packs, *unpacks) for node in group}
+    moved = set(map(id, itertools.chain(*packs, *unpacks)))
     rest = [node for node in _keep_writes(nodes, root_name) if id(node) not in moved]
     last = _find_last(rest, root_name)
+    first = _find_first(rest)
     behind: dict[int, list[Any]] = {}
     before: dict[int, list[Any]] = {}
     for group in packs:
         at = max(last.get(root_name(name), -1) for name in _needs(group[0]))
         behind.setdefault(at, []).extend(group)
     for group in unpacks:
-        before.setdefault(_find_user(rest, _names(group)), []).extend(group)
+        at = min(first.get(name, len(rest)) for name in _names(group))
+        before.setdefault(at, []).extend(group)
     placed = behind.get(-1, [])
     for at, node in enumerate(rest):
         placed += [*before.get(at, ()), node, *behind.get(at, ())]
     return placed + before.get(len(rest), [])
+
+
+def _find_first(nodes: Sequence[Any]) -> dict[str, int]:
+    """Return the place of the first node that needs each buffer."""
+    return {name: at for at in reversed(range(len(nodes))) for name in _needs(nodes[at])}
 
 
 def _find_last(nodes: Sequence[Any], root_name: Callable[[str], str]) -> dict[str, int]:
@@ -292,12 +299,6 @@ def _find_touches(
 def _root_name(name: str) -> str:
     """Return the buffer whose memory a buffer has."""
     return _name_of(_root_of(_inductor.virtualized.V.graph.try_get_buffer(name))) or name
-
-
-def _find_user(nodes: Sequence[Any], names: set[str]) -> int:
-    """Return the place of the first node that needs a buffer of these names."""
-    users = (at for at, node in enumerate(nodes) if not names.isdisjoint(_needs(node)))
-    return next(users, len(nodes))
 
 
 def _with_results(nodes: Sequence[Any], operators: tuple[object, ...]) -> list[list[Any]]:
