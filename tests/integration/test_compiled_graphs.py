@@ -35,6 +35,7 @@ from swapkit.testing import planning_at_once
 from tests.support import run_fresh
 from tests.support.compiled_programs import (
     FUNCTIONS,
+    in_bfloat16,
     layers,
     with_checkpoint,
     with_choices,
@@ -284,6 +285,8 @@ def list_programs() -> list[Any]:
     return found
 
 
+# Of torch 2.11, once, where compiled autograd traces a hook written in C.
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace the builtin")
 @pytest.mark.parametrize(("backend", "function", "run"), list_programs())
 def test_program_when_tensors_of_its_graphs_move_then_all_bits_are_those_of_torch_alone(
     backend: str, function: Callable[..., torch.Tensor], run: Callable[..., None]
@@ -319,6 +322,29 @@ def test_program_when_tensors_of_its_graphs_move_then_all_bits_are_those_of_torc
         with hooks:
             for found, expected in zip(train(compiled), expecteds, strict=True):
                 torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("function", [with_dropout, in_bfloat16])
+def test_checkpoint_when_it_is_around_a_compiled_function_then_the_bits_are_those_without(
+    backend: str, function: Callable[..., torch.Tensor]
+) -> None:
+    weight = torch.randn(WIDTH, WIDTH, requires_grad=True)
+    x = torch.randn(ROWS, WIDTH)
+
+    def train(call: Callable[..., Any]) -> list[torch.Tensor]:
+        torch.manual_seed(1)
+        result = call(torch.compile(function, backend=backend), x, weight)
+        return [result, *torch.autograd.grad(result.square().sum(), weight)]
+
+    with without_operators():
+        expecteds = train(lambda compiled, *args: compiled(*args))
+    torch._dynamo.reset()
+    with swapkit.offload(min_bytes=1):
+        for found, expected in zip(
+            train(partial(checkpoint, use_reentrant=False)), expecteds, strict=True
+        ):
+            assert torch.equal(found, expected)
 
 
 def test_graph_when_a_backend_runs_what_inductor_would_compile_then_the_same_bits() -> None:
