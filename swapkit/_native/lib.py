@@ -277,9 +277,10 @@ def _is_from_a_handler(error: BaseException) -> bool:
     """Return whether a signal handler raised `error`, rather than the interrupted code."""
     if isinstance(error, KeyboardInterrupt):
         return True
-    handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
-    frames = traceback.walk_tb(error.__traceback__)
-    return any(frame.f_code in handlers for frame, _ in frames)
+    handlers = [_code_of(signal.getsignal(number)) for number in signal.valid_signals()]
+    # By identity: code that torch's compiler makes has constants without a hash.
+    codes = {id(handler) for handler in handlers if handler is not None}
+    return any(id(frame.f_code) in codes for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def _code_of(handler: Any) -> CodeType | None:
@@ -319,3 +320,7 @@ def sk_python_explain(context: Any, nbytes: int, text: Any, capacity: int) -> in
     explanation = explanation.decode(errors="ignore").encode()  # do not cut a character
     ffi.memmove(text, explanation, len(explanation))
     return len(explanation)
+
+
+# What the core calls, in the middle of operators that the program runs.
+CALLBACKS = sk_python_rescue, sk_python_making, sk_python_explain

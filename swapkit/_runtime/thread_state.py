@@ -24,6 +24,8 @@ class ThreadState(threading.local):
         self.scopes: list[Any] = []
         # `saved/hooks.py`: our pairs on torch's stack of saved-tensor hooks.
         self.hooks: list[Any] = []
+        # Those that left it, since the program has disabled hooks.
+        self.hooks_aside: list[Any] = []
         # `user_choices/operator_choices.py`: modules with choices for operators, while they run.
         self.operator_choices: list[Any] = []
         # `torch_compat/dispatch_modes.py`: dispatch modes that could not leave torch's stack yet.

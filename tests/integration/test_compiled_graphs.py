@@ -43,6 +43,7 @@ from tests.support.compiled_programs import (
     with_ctx,
     with_dropout,
     with_effects,
+    with_function_gradient,
 )
 from tests.support.sessions import Block, Plain, Training, make_training, train_plainly
 
@@ -267,6 +268,7 @@ IMPOSSIBLE = {
     (with_checkpoint, on_two_threads),
     (with_checkpoint, by_compiled_autograd),
     (with_complex, by_compiled_autograd),
+    (with_function_gradient, by_compiled_autograd),
 }
 # Otherwise hooks see the handles, and compiled autograd traces all hooks.
 HIDES_HANDLES = hasattr(ViewAndMutationMeta, "tensors_saved_for_backwards_no_vc_check_slice")

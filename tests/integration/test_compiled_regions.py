@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 import torch
 from functorch.compile import make_boxed_func  # type: ignore[import-untyped]
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.convert_frame import ConvertFrame
 from torch.nn.modules import module as module_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import (
@@ -153,3 +155,30 @@ def test_modes_when_swapkit_has_them_then_all_know_the_compiler() -> None:
     ours = [kind for kind in kinds if kind.__module__.startswith("swapkit.")]
     assert len(ours) > 5
     assert [kind for kind in ours if not issubclass(kind, DispatchMode)] == []
+
+
+def test_memory_when_short_between_two_graphs_then_nothing_of_ours_is_compiled() -> None:
+    def train(x: torch.Tensor, weight: torch.Tensor) -> None:
+        hidden = (x @ weight).tanh()
+        rows = ((hidden.exp() @ weight).sin() * hidden).nonzero().shape[0]  # ends a graph
+        (hidden.exp().sin() * rows).sum().backward()
+
+    def note(converter: ConvertFrame, frame: Any, *args: Any, **terms: Any) -> Any:
+        files.append(frame.f_code.co_filename)
+        return called(converter, frame, *args, **terms)
+
+    files: list[str] = []
+    called = ConvertFrame.__call__
+    compiled = torch.compile(train, backend="aot_eager")
+    x, weight = torch.randn(4096, 64, requires_grad=True), torch.randn(64, 64)
+    with mock.patch.object(ConvertFrame, "__call__", note):
+        with swapkit.budget("13MiB", policy="rescue") as session:
+            compiled(x, weight)
+            assert session.stats.swapped_out_bytes
+        with (
+            swapkit.budget("4MiB", policy="rescue"),
+            pytest.raises(torch.OutOfMemoryError, match="Largest holders"),
+        ):
+            compiled(x, weight)
+    assert __file__ in files
+    assert not [each for each in files if "swapkit/_" in each]

@@ -61,7 +61,7 @@ def test_region_when_interrupted_anywhere_then_nothing_of_it_is_left_open(
         assert nth < MOST
     assert nth > places // 10, (nth, places)
     region(x).sum().backward()
-    assert torch.autograd.graph.disable_saved_tensors_hooks is hooks._disable
+    assert torch._C._autograd._saved_tensors_hooks_disable is hooks._torchs_disable
 
 
 @pytest.mark.usefixtures("late_modes")

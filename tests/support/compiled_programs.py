@@ -117,6 +117,19 @@ def with_effects(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return (hidden @ root).sin() @ weight
 
 
+def with_equal_parts(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Torch computes them once; views of the second one have another storage in its traces."""
+    first, second = (x @ weight).tanh(), (x @ weight).tanh()
+    view = second.view(-1)
+    return ((first * first.sin()) @ weight).exp().view(-1) + view * 2
+
+
+def with_function_gradient(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    hidden = (x @ weight).tanh()
+    gradient: torch.Tensor = torch.func.grad(lambda each: (hidden @ each).sin().sum())(weight)
+    return hidden.exp() @ gradient
+
+
 def in_bfloat16(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         return layers(x, weight).float()
@@ -136,5 +149,7 @@ FUNCTIONS = (
     with_complex,
     with_choices,
     with_effects,
+    with_equal_parts,
+    with_function_gradient,
     in_bfloat16,
 )

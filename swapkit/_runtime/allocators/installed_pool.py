@@ -21,7 +21,7 @@ import torch
 from typing_extensions import TypeVar
 
 from swapkit._native.entry import AllocatorEntry
-from swapkit._native.lib import failure_text
+from swapkit._native.lib import CALLBACKS, failure_text
 from swapkit._native.pool import BlockState, Pool
 from swapkit._runtime.allocators.memory_holders import advise_here, find_holders
 from swapkit._runtime.allocators.pool_layout import PoolLayout
@@ -45,6 +45,10 @@ from swapkit.units import format_bytes, format_limit, round_up
 
 # Folders with code that is not the user's.
 _INTERNAL = (f"{Path(__file__).parents[2]}{os.sep}", f"{Path(torch.__file__).parent}{os.sep}")
+
+# The compiler would trace each that the core calls between two graphs of a compiled function.
+for _callback in CALLBACKS:
+    untraced(_callback)
 
 
 class ActiveSession(Protocol):

@@ -212,16 +212,17 @@ def _choose(
 ) -> tuple[list[_PackedStorage], dict[str, list[int]]]:
     """Return the storages to pack, and the bytes of the others by the reason why they stay."""
     order = {node: at for at, node in enumerate(graph.nodes)}
-    tensors, returned = _by_storage(graph.nodes), _by_storage(results)
+    bases = _find_bases(graph)
+    tensors, returned = _by_base(bases, bases), _by_base(results, bases)
     chosen: list[_PackedStorage] = []
     stays: dict[str, list[int]] = {}
-    for storage, members in _by_storage(saved).items():
-        nbytes = _bytes_of(members[0])
-        why = _why_it_stays(tensors[storage], members, is_returned=storage in returned)
+    for base, members in _by_base(saved, bases).items():
+        nbytes = _bytes_of(base)
+        why = _why_it_stays(tensors[base], members, is_returned=base in returned)
         if why and nbytes >= LEAST_BYTES:
             stays.setdefault(why, []).append(nbytes)
         elif nbytes >= LEAST_BYTES:
-            chosen.append(_describe(tensors[storage], members, order, nbytes))
+            chosen.append(_describe(tensors[base], members, order, nbytes))
     return chosen, stays
 
 
@@ -246,13 +247,49 @@ def _reads(user: fx.Node, tensors: Sequence[fx.Node]) -> bool:
     return user is tensors[0] or (user not in tensors and user.op != "output")
 
 
-def _by_storage(nodes: Iterable[object]) -> dict[int, list[fx.Node]]:
-    """Return the tensors of each storage, in order."""
-    found: dict[int, list[fx.Node]] = {}
+def _by_base(
+    nodes: Iterable[object], bases: dict[fx.Node, fx.Node]
+) -> dict[fx.Node, list[fx.Node]]:
+    """Return the tensors of each storage, in order, by the first one."""
+    found: dict[fx.Node, list[fx.Node]] = {}
     for node in nodes:
-        if isinstance(node, fx.Node) and (storage := _storage_of(node)) is not None:
-            found.setdefault(storage, []).append(node)
+        if isinstance(node, fx.Node) and node in bases:
+            found.setdefault(bases[node], []).append(node)
     return found
+
+
+def _find_bases(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """Return the first tensor in the storage of each tensor with plain memory.
+
+    By what operators do: where torch has merged equal operators, a view of the one that is gone has
+    its storage still. By the storages that torch traced, where no schema says that they are shared.
+    """
+    bases: dict[fx.Node, fx.Node] = {}
+    traced: dict[int, fx.Node] = {}
+    for node in graph.nodes:
+        storage = _storage_of(node)
+        if storage is not None:
+            viewed = _find_viewed(node)
+            first = traced.get(storage, node)
+            bases[node] = traced[storage] = first if viewed is None else bases.get(viewed, first)
+    return bases
+
+
+def _find_viewed(node: fx.Node) -> fx.Node | None:
+    """Return the operand whose memory a result has; None: it has its own, as far as is known."""
+    call: Any
+    call, place = node.args if node.target is operator.getitem else (node, 0)
+    schema = getattr(getattr(call, "target", None), "_schema", None)
+    if schema is None:
+        return None
+    if call.target is torch.ops.aten._unsafe_view.default:  # noqa: SLF001 - the schema hides it
+        return call.args[0]  # type: ignore[no-any-return]
+    result = schema.returns[place if len(schema.returns) > 1 else 0].alias_info
+    for at, argument in enumerate(schema.arguments if result else ()):
+        if argument.alias_info and argument.alias_info.before_set & result.before_set:
+            given = call.args[at] if at < len(call.args) else call.kwargs.get(argument.name)
+            return given if isinstance(given, fx.Node) else None
+    return None
 
 
 def _why_it_stays(

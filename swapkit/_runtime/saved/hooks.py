@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -20,8 +22,11 @@ from swapkit._runtime.torch_compat import thread_stacks as threads
 from swapkit._runtime.torch_compat.dispatch_modes import drop_left
 from swapkit._runtime.torch_compat.internals import (
     AROUND_MODULE_CALL,
+    DISABLE_CALL,
+    ENABLE_CALL,
     ENGINE_CALL,
     NO_TASK,
+    autograd,
     graph_task,
     hooks_disabled_message,
     pop_hooks,
@@ -288,23 +293,37 @@ def _compose(foreign: Pair, ours: Pair) -> Pair:
 
 
 @contextlib.contextmanager
+@untraced
 def suspended() -> Iterator[None]:
     """Take our pairs off the top of this thread's stack inside the context."""
     aside: list[Hooks] = []
     try:
-        while thread_state.hooks:
-            ours = thread_state.hooks[-1]
-            if not ours._is_on_top:  # noqa: SLF001 - same module
-                break  # a foreign pair is inside ours
-            aside.append(ours)  # before the pop: a signal handler may raise anywhere
-            ours._pop()  # noqa: SLF001
+        _set_aside(aside)
         yield
     finally:
-        for ours in reversed(aside):
-            if not ours._has_left:  # noqa: SLF001
-                ours._push_again()  # noqa: SLF001
+        _put_back(aside)
 
 
+def _set_aside(aside: list[Hooks]) -> None:
+    """Take our pairs off the top of this thread's stack, and add them to a list."""
+    while thread_state.hooks:
+        ours = thread_state.hooks[-1]
+        if not ours._is_on_top:  # noqa: SLF001 - same module
+            break  # a foreign pair is inside ours
+        aside.append(ours)  # before the pop: a signal handler may raise anywhere
+        ours._pop()  # noqa: SLF001
+
+
+def _put_back(aside: list[Hooks]) -> None:
+    """Undo `_set_aside`, but for pairs that have left."""
+    while aside:
+        ours = aside[-1]
+        if not ours._has_left:  # noqa: SLF001 - same module
+            ours._push_again()  # noqa: SLF001
+        aside.pop()
+
+
+_skips_backward = attrgetter("packer.skips_backward")
 _CREATE_GRAPH = 2  # its index in `args`, after the outputs
 _torchs_backward = getattr(torch.autograd, ENGINE_CALL)
 
@@ -314,7 +333,7 @@ def _run_backward(outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:  # 
     """Run torch's function of this name; our pairs leave the stack if all skip backward."""
     stack = thread_state.hooks
     may_skip = len(args) > _CREATE_GRAPH and not args[_CREATE_GRAPH] and graph_task() == NO_TASK
-    skips = stack and may_skip and all(each.packer.skips_backward for each in stack)
+    skips = stack and may_skip and all(map(_skips_backward, stack))
     try:
         with suspended() if skips else contextlib.nullcontext():
             return _torchs_backward(outputs, *args, **kwargs)
@@ -323,6 +342,7 @@ def _run_backward(outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:  # 
         raise
 
 
+@untraced
 def _forget_failed_pass() -> None:
     """Have the engine drop the nodes and gradients of a pass that failed on this thread.
 
@@ -340,40 +360,53 @@ def _forget_failed_pass() -> None:
 _detoured: weakref.WeakSet[Hooks] = weakref.WeakSet()
 # Reentrant: a finalizer may end a scope while the lock is held.
 _detour_lock = make_fork_lock()
-# The function in force before the first pair was entered: torch's, or a user's replacement.
-_disable = torch.autograd.graph.disable_saved_tensors_hooks
+_torchs_disable, _torchs_enable = (getattr(autograd, name) for name in (DISABLE_CALL, ENABLE_CALL))
 
 
-@contextlib.contextmanager
-def _disable_without_ours(error_message: str) -> Iterator[None]:
-    """Replace `torch.autograd.graph.disable_saved_tensors_hooks` while our pairs are entered."""
-    with suspended(), _disable(error_message):
-        yield
+@untraced
+@functools.wraps(_torchs_disable)
+def _disable(error_message: str, fail_if_non_empty: bool = True) -> None:  # noqa: FBT001, FBT002 - torch's
+    """Disable hooks on this thread as torch's function does; our pairs leave the stack before."""
+    if fail_if_non_empty:
+        _set_aside(thread_state.hooks_aside)
+    _torchs_disable(error_message, fail_if_non_empty)
+
+
+@untraced
+@functools.wraps(_torchs_enable)
+def _enable() -> None:
+    """Undo `_disable`."""
+    _torchs_enable()
+    _put_back(thread_state.hooks_aside)
+
+
+_DETOURS = (
+    (autograd, DISABLE_CALL, _torchs_disable, _disable),
+    (autograd, ENABLE_CALL, _torchs_enable, _enable),
+    (torch.autograd, ENGINE_CALL, _torchs_backward, _run_backward),
+)
 
 
 def _detour_for(hooks: Hooks) -> None:
     """Replace torch's functions that disable hooks (for `torch.func`) or run a backward pass.
 
-    The replacements take our pairs off the stack. They stay until the last pair is popped.
+    The replacements take our pairs off the stack. They stay until the last pair is popped. Those of
+    the first kind are what `disable_saved_tensors_hooks` calls, and the code that the compiler puts
+    in its place: that function itself has to stay, since the compiler knows it by its identity.
     """
-    global _disable  # noqa: PLW0603 - torch's function is the process's
     with _detour_lock:
         _detoured.add(hooks)
-        if torch.autograd.graph.disable_saved_tensors_hooks is not _disable_without_ours:
-            _disable = torch.autograd.graph.disable_saved_tensors_hooks
-            torch.autograd.graph.disable_saved_tensors_hooks = _disable_without_ours
-        if getattr(torch.autograd, ENGINE_CALL) is _torchs_backward:
-            setattr(torch.autograd, ENGINE_CALL, _run_backward)
+        for module, name, torchs, ours in _DETOURS:
+            if getattr(module, name) is torchs:
+                setattr(module, name, ours)
 
 
 def _end_detour_for(hooks: Hooks) -> None:
     with _detour_lock:
         _detoured.discard(hooks)
-        if not _detoured:
-            if torch.autograd.graph.disable_saved_tensors_hooks is _disable_without_ours:
-                torch.autograd.graph.disable_saved_tensors_hooks = _disable
-            if getattr(torch.autograd, ENGINE_CALL) is _run_backward:
-                setattr(torch.autograd, ENGINE_CALL, _torchs_backward)
+        for module, name, torchs, ours in _DETOURS if not _detoured else ():
+            if getattr(module, name) is ours:
+                setattr(module, name, torchs)
 
 
 # ---- lent hooks ----------------------------------------------------------------------------------

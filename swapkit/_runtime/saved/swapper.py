@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -179,7 +180,7 @@ class Swapper:
         if graph_task() == NO_TASK:  # no backward: user code reads a graph's saved tensors
             set_tag(tag)
         else:
-            engine.queue_callback(lambda: _relabel(tag))
+            engine.queue_callback(partial(_relabel, tag))
 
     @untraced
     def has_room(self, nbytes: int) -> bool:
@@ -226,6 +227,7 @@ class Swapper:
         return f"{self.name(group)}#{group.index} {shape}"
 
 
+@untraced
 def _relabel(tag: int) -> None:
     set_tag(tag)
 

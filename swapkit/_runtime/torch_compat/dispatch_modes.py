@@ -35,7 +35,12 @@ from swapkit._runtime.torch_compat.internals import (
     pop_mode,
     push_mode,
 )
-from swapkit._runtime.torch_compat.isolation import is_in_compiled_call, make_fork_lock, may_compile
+from swapkit._runtime.torch_compat.isolation import (
+    is_in_compiled_call,
+    make_fork_lock,
+    may_compile,
+    untraced,
+)
 
 if TYPE_CHECKING:
     from typing import Self
@@ -192,12 +197,15 @@ def renew() -> None:
 class _RenewingGuard:
     """Torch's guard of all dispatch keys; behind it, modes that were entered within go on."""
 
+    @untraced
     def __init__(self, make: Callable[..., AbstractContextManager[None]], *keys: object) -> None:
         self._guard = make(*keys)
 
+    @untraced
     def __enter__(self) -> None:
         self._guard.__enter__()
 
+    @untraced
     def __exit__(self, *error: object) -> None:
         self._guard.__exit__(*error)  # type: ignore[arg-type]
         renew()
@@ -216,6 +224,7 @@ def renew_behind_compiled_calls() -> None:
         setattr(C, KEY_GUARD, partial(_RenewingGuard, getattr(C, KEY_GUARD)))
 
 
+@untraced
 def _restore_and_renew(restore: Callable[[], None]) -> None:
     restore()
     renew()

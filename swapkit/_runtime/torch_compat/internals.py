@@ -59,6 +59,8 @@ if TYPE_CHECKING:
 __all__ = [
     "AROUND_MODULE_CALL",
     "CXX11_ABI",
+    "DISABLE_CALL",
+    "ENABLE_CALL",
     "ENGINE_CALL",
     "MODULE_CALL",
     "MODULE_HOOK_TABLES",
@@ -81,6 +83,7 @@ __all__ = [
     "TorchDispatchMode",
     "abort_groups",
     "all_operator_names",
+    "autograd",
     "backward_class_of",
     "base_of",
     "buffers_of",
@@ -153,23 +156,25 @@ __all__ = [
 # ---- autograd -----------------------------------------------------------------------------------
 
 NO_TASK = -1  # `graph_task()` outside of a backward pass
-_autograd: Any = torch._C._autograd
+autograd: Any = torch._C._autograd
 push_hooks: Callable[[Callable[..., Any], Callable[..., Any]], None] = (
-    _autograd._push_saved_tensors_default_hooks
+    autograd._push_saved_tensors_default_hooks
 )
-pop_hooks: Callable[[], None] = _autograd._pop_saved_tensors_default_hooks
+pop_hooks: Callable[[], None] = autograd._pop_saved_tensors_default_hooks
 # The pair on top of this thread's stack; None: no pair. True: also where hooks are disabled.
-top_hooks: Callable[[bool], tuple[Any, Any] | None] = _autograd._top_saved_tensors_default_hooks
+top_hooks: Callable[[bool], tuple[Any, Any] | None] = autograd._top_saved_tensors_default_hooks
 # Why hooks are disabled; None: they are not.
 hooks_disabled_message: Callable[[], str | None] = (
-    _autograd._saved_tensors_hooks_get_disabled_error_message
+    autograd._saved_tensors_hooks_get_disabled_error_message
 )
 # Whether the current backward pass keeps its graph (`retain_graph`).
-keeps_graph: Callable[[], bool] = _autograd._get_current_graph_task_keep_graph
+keeps_graph: Callable[[], bool] = autograd._get_current_graph_task_keep_graph
 nodes_made: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
 engine: Any = torch.autograd.Variable._execution_engine
 # The function in `torch.autograd` that calls the engine.
 ENGINE_CALL = "_engine_run_backward"
+# Those in `autograd` that disable the thread's hooks and enable them.
+DISABLE_CALL, ENABLE_CALL = "_saved_tensors_hooks_disable", "_saved_tensors_hooks_enable"
 
 # ---- tensors and storages -----------------------------------------------------------------------
 

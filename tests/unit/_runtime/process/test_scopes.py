@@ -226,7 +226,7 @@ def test_scope_when_interrupted_anywhere_then_no_hook_stays() -> None:
     scope.__exit__(None, None, None)
     assert tracker._users == users
     assert not hooks_module._detoured
-    assert torch.autograd.graph.disable_saved_tensors_hooks is hooks_module._disable
+    assert torch._C._autograd._saved_tensors_hooks_disable is hooks_module._torchs_disable
     assert torch.equal(gradient(scope(torch.sin)), gradient(torch.sin))
 
 

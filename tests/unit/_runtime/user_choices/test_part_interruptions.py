@@ -49,7 +49,7 @@ def test_part_when_interrupted_anywhere_then_no_choice_stays_in_force(
         assert get_runtime().tracker._users == users, nth
         nth += 1
     assert nth > 40
-    assert torch.autograd.graph.disable_saved_tensors_hooks is hooks._disable
+    assert torch._C._autograd._saved_tensors_hooks_disable is hooks._torchs_disable
     assert not module_hooks._has_any_global_hook()
     # Torch's own tables, without hooks of ours.
     assert type(module_hooks._global_forward_pre_hooks) is OrderedDict
