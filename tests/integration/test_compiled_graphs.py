@@ -349,6 +349,17 @@ def test_checkpoint_when_it_is_around_a_compiled_function_then_the_bits_are_thos
             assert torch.equal(found, expected)
 
 
+def test_result_when_torch_has_merged_it_with_a_saved_tensor_then_its_memory_stays() -> None:
+    def run(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        first, second = (nn.functional.layer_norm(x, (WIDTH,)) for _ in range(2))
+        return first.exp() * first, second.view(-1)
+
+    x = torch.randn(ROWS, WIDTH, requires_grad=True)
+    _, result = torch.compile(run, backend="aot_eager")(x)
+    assert result.untyped_storage().nbytes() == x.nbytes
+    assert torch.equal(result, run(x)[1])
+
+
 def test_graph_when_a_backend_runs_what_inductor_would_compile_then_the_same_bits() -> None:
     def run(graph: torch.fx.GraphModule, *_: object, **_options: object) -> Any:
         boxed: Any = aot_autograd

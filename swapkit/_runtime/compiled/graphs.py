@@ -261,17 +261,21 @@ def _by_base(
 def _find_bases(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
     """Return the first tensor in the storage of each tensor with plain memory.
 
-    By what operators do: where torch has merged equal operators, a view of the one that is gone has
-    its storage still. By the storages that torch traced, where no schema says that they are shared.
+    By what operators do: where torch has merged equal operators, a result or a view of the one that
+    is gone has its storage still. By the storages that torch traced, where no schema says that they
+    are shared.
     """
     bases: dict[fx.Node, fx.Node] = {}
-    traced: dict[int, fx.Node] = {}
+    firsts: dict[object, fx.Node] = {}
     for node in graph.nodes:
         storage = _storage_of(node)
-        if storage is not None:
-            viewed = _find_viewed(node)
-            first = traced.get(storage, node)
-            bases[node] = traced[storage] = first if viewed is None else bases.get(viewed, first)
+        if storage is None:
+            continue
+        keys = (storage, node.args if node.target is operator.getitem else storage)
+        first = next((firsts[key] for key in keys if key in firsts), node)
+        viewed = _find_viewed(node)
+        bases[node] = first if viewed is None else bases.get(viewed, first)
+        firsts.update(dict.fromkeys(keys, bases[node]))
     return bases
 
 

@@ -132,6 +132,8 @@ class Hooks:
                 self.swapper.pack_awaited(self.packer)
             if not self._is_stand_in and self.region is None:  # else the packer is in use elsewhere
                 self.packer.is_inert = True
+            with suppress(ValueError):
+                thread_state.hooks_aside.remove(self)
             if self not in self._stack:  # else where it is popped
                 _end_detour_for(self)
         if self._is_loose:  # also if a signal handler raised before `thread_state.hooks` had it

@@ -231,6 +231,15 @@ def test_disabled_when_inside_a_scope_then_ours_step_aside_and_come_back(
     assert_gone()
 
 
+def test_disabled_when_ours_leave_meanwhile_then_nothing_keeps_them(swapper: Swapper) -> None:
+    hooks = Hooks(swapper, SWAP)
+    hooks.enter()
+    with disable_saved_tensors_hooks("not here"):
+        hooks.leave()
+    assert thread_state.hooks_aside == []
+    assert_gone()
+
+
 def test_disabled_when_the_block_raises_then_ours_come_back(swapper: Swapper) -> None:
     def fail() -> None:
         with torch.autograd.graph.disable_saved_tensors_hooks("not here"):
