@@ -7,17 +7,15 @@ import itertools
 import re
 import threading
 from collections import Counter
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 import pytest
 import torch
 import torch._functorch.config
 import torch._inductor.config
 from torch import nn
-from torch._dynamo.backends import common
 from torch._functorch import aot_autograd
 from torch._functorch._aot_autograd.schemas import ViewAndMutationMeta
 from torch._inductor.compile_fx import compile_fx
@@ -35,6 +33,8 @@ from swapkit.testing import planning_at_once
 from tests.support import run_fresh
 from tests.support.compiled_programs import (
     FUNCTIONS,
+    ROWS,
+    WIDTH,
     in_bfloat16,
     layers,
     with_checkpoint,
@@ -44,6 +44,7 @@ from tests.support.compiled_programs import (
     with_dropout,
     with_effects,
     with_function_gradient,
+    without_operators,
 )
 from tests.support.sessions import Block, Plain, Training, make_training, train_plainly
 
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-WIDTH, ROWS = 64, 256
 STEPS, LAST = 24, 4
 
 pytestmark = [
@@ -174,17 +174,6 @@ def test_trace_when_a_compiled_model_has_microbatches_then_each_is_recorded_as_t
     assert counts[0] == counts[1] == counts[2] > 0
     # The loss, behind the compiled call that recording began in.
     assert [each.microbatch for each in forward if each.name == "aten.mean.default"] == [0, 1, 2]
-
-
-@contextmanager
-def without_operators() -> Iterator[None]:
-    """Let torch compile graphs as it does without swapkit."""
-    compile_graphs = vars(common)["aot_module_simplified"]
-    with (
-        torch._inductor.config.patch(custom_partitioner_fn=None),
-        patch.object(common, "aot_module_simplified", compile_graphs.__wrapped__),
-    ):
-        yield
 
 
 # ---- programs ------------------------------------------------------------------------------------
@@ -347,17 +336,6 @@ def test_checkpoint_when_it_is_around_a_compiled_function_then_the_bits_are_thos
             train(partial(checkpoint, use_reentrant=False)), expecteds, strict=True
         ):
             assert torch.equal(found, expected)
-
-
-def test_result_when_torch_has_merged_it_with_a_saved_tensor_then_its_memory_stays() -> None:
-    def run(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        first, second = (nn.functional.layer_norm(x, (WIDTH,)) for _ in range(2))
-        return first.exp() * first, second.view(-1)
-
-    x = torch.randn(ROWS, WIDTH, requires_grad=True)
-    _, result = torch.compile(run, backend="aot_eager")(x)
-    assert result.untyped_storage().nbytes() == x.nbytes
-    assert torch.equal(result, run(x)[1])
 
 
 def test_graph_when_a_backend_runs_what_inductor_would_compile_then_the_same_bits() -> None:

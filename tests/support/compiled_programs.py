@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
+import torch._inductor.config
 from torch import nn
+from torch._dynamo.backends import common
 from torch.utils.checkpoint import checkpoint
 
-WIDTH = 64  # of the batch and of the weight
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+WIDTH, ROWS = 64, 256  # of the batch; the weight is a square
+
+
+@contextmanager
+def without_operators() -> Iterator[None]:
+    """Let torch compile graphs as it does without swapkit."""
+    compile_graphs = vars(common)["aot_module_simplified"]
+    with (
+        torch._inductor.config.patch(custom_partitioner_fn=None),
+        patch.object(common, "aot_module_simplified", compile_graphs.__wrapped__),
+    ):
+        yield
 
 
 def layers(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from swapkit._runtime.compiled import NAMESPACE
+from swapkit._runtime.operators.effects import HIDDEN_VIEWS
 from swapkit._runtime.torch_compat import internals
 from swapkit.units import format_bytes
 
@@ -22,6 +23,8 @@ LEAST_BYTES = 4096  # of a storage: less is not worth an operator
 IS_SWAPPED = "swapkit_is_swapped"  # our mark of a node whose result a user moves to the host
 _FRAME = re.compile(r'\s*File "(?:.*/)?(.*)", line (\d+), in (\S+)')
 _SWAPPED_POLICIES = ("MUST_CPU_OFFLOAD", "PREFER_CPU_OFFLOAD")  # not in every version of torch
+# A collective works until another operator waits for it, and that one returns its operand.
+_OPAQUE = ("_c10d_functional", "c10d", "_dtensor", "fsdp.", "symm_mem.", "aten.set_.")
 _TRANSPARENT = ("flex_attention", "triton_kernel_wrapper_functional")  # their results are new
 NO_CHECK = "saved_tensor_with_no_vc_check"  # torch's mark of what autograd keeps without hooks
 # Our operators, which the shim defines. The first two take storages, of which they have all that is
@@ -282,15 +285,19 @@ def _find_bases(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
 def _find_viewed(node: fx.Node) -> fx.Node | None:
     """Return the operand whose memory a result has; None: it has its own, as far as is known."""
     call: Any
+    place: Any
     call, place = node.args if node.target is operator.getitem else (node, 0)
-    schema = getattr(getattr(call, "target", None), "_schema", None)
-    if schema is None:
-        return None
-    if call.target is torch.ops.aten._unsafe_view.default:  # noqa: SLF001 - the schema hides it
+    target = getattr(call, "target", None)
+    if target in HIDDEN_VIEWS:
         return call.args[0]  # type: ignore[no-any-return]
+    if not isinstance(target, internals.OpOverload):
+        return None
+    schema = target._schema  # noqa: SLF001 - public in all but name
     result = schema.returns[place if len(schema.returns) > 1 else 0].alias_info
-    for at, argument in enumerate(schema.arguments if result else ()):
-        if argument.alias_info and argument.alias_info.before_set & result.before_set:
+    for at, argument in enumerate(schema.arguments):
+        shared = argument.alias_info
+        # Schemas do not say whose memory a list of views has.
+        if shared and (target.is_view or (result and shared.before_set & result.before_set)):
             given = call.args[at] if at < len(call.args) else call.kwargs.get(argument.name)
             return given if isinstance(given, fx.Node) else None
     return None
@@ -306,7 +313,7 @@ def _why_it_stays(
     if is_returned:
         return "results of the region"
     if any(map(_shares_unseen, tensors)):
-        return "operands and results of graphs inside"
+        return "operands and results of graphs inside, of collectives and of set_"
     if any(node.meta["val"].is_conj() or node.meta["val"].is_neg() for node in members):
         return "conjugate and negative views"
     if any(node.meta.get(NO_CHECK) for node in members):
@@ -315,10 +322,16 @@ def _why_it_stays(
 
 
 def _shares_unseen(tensor: fx.Node) -> bool:
-    """Return whether another graph takes or makes a tensor: its results may share its memory."""
-    targets = [each.target for each in (*tensor.all_input_nodes, tensor, *tensor.users)]
-    graphs = [each for each in targets if isinstance(each, internals.HigherOrderOperator)]
-    return any(each.__name__ not in _TRANSPARENT for each in graphs)
+    """Return whether what takes or makes a tensor may share its memory unseen, or use it later."""
+    return any(_is_opaque(each.target) for each in (*tensor.all_input_nodes, tensor, *tensor.users))
+
+
+def _is_opaque(target: object) -> bool:
+    """Return whether a node is another graph, a collective or its end, or replaces a storage."""
+    if isinstance(target, internals.HigherOrderOperator):
+        return target.__name__ not in _TRANSPARENT
+    name = str(target) if isinstance(target, internals.OpOverload) else ""
+    return name.startswith(_OPAQUE)
 
 
 def _is_tensor(node: object) -> bool:

@@ -65,7 +65,7 @@ _DROPOUT_STATE = "dropout_state"  # random numbers from no generator
 _TORCH = "aten"
 
 # Results of these share memory with their argument, undeclared. `linear` ends with the first.
-_VIEWS = frozenset(
+HIDDEN_VIEWS = frozenset(
     {
         torch.ops.aten._unsafe_view.default,  # noqa: SLF001 - an operator's name
         torch.ops.aten.unsafe_split.Tensor,
@@ -151,7 +151,7 @@ class Effects:
 
     def __init__(self, operator: Operator) -> None:
         """Read an operator's schema, tags and registrations."""
-        self.is_unsafe_view = operator in _VIEWS
+        self.is_unsafe_view = operator in HIDDEN_VIEWS
         self._declared: tuple[_Argument, ...] = ()
         self._undeclared: tuple[_Argument, ...] = ()
         self._generators: tuple[_Argument, ...] = ()

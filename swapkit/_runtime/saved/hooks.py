@@ -369,7 +369,7 @@ _torchs_disable, _torchs_enable = (getattr(autograd, name) for name in (DISABLE_
 @functools.wraps(_torchs_disable)
 def _disable(error_message: str, fail_if_non_empty: bool = True) -> None:  # noqa: FBT001, FBT002 - torch's
     """Disable hooks on this thread as torch's function does; our pairs leave the stack before."""
-    if fail_if_non_empty:
+    if fail_if_non_empty:  # torch disables them even where it fails since others are on the stack
         _set_aside(thread_state.hooks_aside)
     _torchs_disable(error_message, fail_if_non_empty)
 

@@ -54,6 +54,15 @@ def test_tensors_when_packed_then_views_lose_the_memory_and_the_tensors_have_the
         assert first == second == third != apart
 
 
+def test_tensors_when_they_share_memory_that_was_packed_then_the_error_says_so() -> None:
+    base = torch.randn(ROWS, 2)
+    first, second = base.unbind(1)
+    handle = pack(first)
+    with pytest.raises(RuntimeError, match="which the schema of its operator does not say"):
+        pack(second)
+    assert unpack(handle).untyped_storage().nbytes() == ROWS * 2 * 4
+
+
 def test_handle_when_its_memory_is_read_then_the_error_says_why_there_is_none() -> None:
     handle = pack(torch.randn(ROWS))
     for read in (torch.Tensor.clone, torch.Tensor.numpy, torch.Tensor.data_ptr, torch.Tensor.zero_):

@@ -40,6 +40,11 @@ using torch::autograd::SavedVariable;
 
 void drop_late(void *saved) { delete static_cast<SavedVariable *>(saved); }
 
+constexpr char is_shared[] =
+    "a compiled region has saved a tensor that shares memory with another one, which the schema of "
+    "its operator does not say, and swapkit has packed that one. Set SWAPKIT_COMPILE=0 before the "
+    "region is compiled, or let the operator return tensors of their own";
+
 constexpr char no_memory[] =
     "a compiled region has saved this tensor, and swapkit has packed it: it has no memory. Set "
     "SWAPKIT_COMPILE=0 before the region is compiled for tools that read what autograd keeps";
@@ -81,6 +86,7 @@ std::vector<at::Tensor> take_memory(at::TensorList made) {
         c10::StorageImpl *former = each.storage().unsafeGetStorageImpl();
         auto [at, is_new] = storages.try_emplace(former);
         if (is_new) {
+            TORCH_CHECK(former->data() != nullptr || each.numel() == 0, is_shared);
             at->second = moved(*former);
         }
         taken.push_back(with_storage(each, at->second, counter));
