@@ -189,7 +189,8 @@ check-shim: setup
 		$(call TEST_SANITISED,asan,asan ubsan)
 	@echo "check: the shim with assertions, under the thread sanitiser"
 	@$(call BUILD_SANITISED,tsan,thread)
-	@TSAN_OPTIONS="ignore_noninstrumented_modules=1 halt_on_error=1" $(call TEST_SANITISED,tsan,tsan)
+	@TSAN_OPTIONS="ignore_noninstrumented_modules=1 halt_on_error=1 suppressions=$(CURDIR)/tests/support/thread_sanitiser.txt" \
+		$(call TEST_SANITISED,tsan,tsan)
 
 format: setup
 	@$(BIN)/ruff format -q
