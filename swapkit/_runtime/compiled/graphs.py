@@ -290,16 +290,20 @@ def _find_viewed(node: fx.Node) -> fx.Node | None:
     target = getattr(call, "target", None)
     if target in HIDDEN_VIEWS:
         return call.args[0]  # type: ignore[no-any-return]
-    if not isinstance(target, internals.OpOverload):
-        return None
-    schema = target._schema  # noqa: SLF001 - public in all but name
+    at = _find_shared(target, place) if isinstance(target, internals.OpOverload) else None
+    given = call.args[at] if at is not None and at < len(call.args) else None
+    return given if isinstance(given, fx.Node) else None
+
+
+def _find_shared(target: internals.OpOverload, place: int) -> int | None:
+    """Return the place of the argument whose memory a result has, by the operator's schema."""
+    schema = internals.schema_of(target)
     result = schema.returns[place if len(schema.returns) > 1 else 0].alias_info
     for at, argument in enumerate(schema.arguments):
         shared = argument.alias_info
         # Schemas do not say whose memory a list of views has.
         if shared and (target.is_view or (result and shared.before_set & result.before_set)):
-            given = call.args[at] if at < len(call.args) else call.kwargs.get(argument.name)
-            return given if isinstance(given, fx.Node) else None
+            return at
     return None
 
 
