@@ -55,7 +55,8 @@ NEWEST_VENV := .venv-newest-all
 NEWEST_PYTHON ?= $(PYTHON)
 # Of `make releases`.
 RELEASES ?= 2.10 2.11 2.13 2.14 2.15
-PRIVATE := tests/integration/test_compiled_graphs.py tests/unit/_runtime/compiled tests/unit/_runtime/torch_compat
+PRIVATE := tests/integration/test_compiled_graphs.py tests/integration/test_compiled_sharing.py \
+	tests/unit/_runtime/compiled tests/unit/_runtime/torch_compat
 empty :=
 COMMON = $(subst $(empty) ,|,$(strip $(shell sed '/^\#/d' tests/integrations/common.txt)))
 

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 Tensors = tuple[torch.Tensor, ...]
 
-pytestmark = pytest.mark.usefixtures("installation")
+pytestmark = [
+    pytest.mark.usefixtures("installation"),
+    # Of `wait_tensor` in torch 2.10.
+    pytest.mark.filterwarnings("ignore:.*an autograd kernel was not registered:UserWarning"),
+]
 
 
 @pytest.fixture(autouse=True)

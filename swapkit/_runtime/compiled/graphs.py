@@ -24,7 +24,11 @@ IS_SWAPPED = "swapkit_is_swapped"  # our mark of a node whose result a user move
 _FRAME = re.compile(r'\s*File "(?:.*/)?(.*)", line (\d+), in (\S+)')
 _SWAPPED_POLICIES = ("MUST_CPU_OFFLOAD", "PREFER_CPU_OFFLOAD")  # not in every version of torch
 # A collective works until another operator waits for it, and that one returns its operand.
-_OPAQUE = ("_c10d_functional", "c10d", "_dtensor", "fsdp.", "symm_mem.", "aten.set_.")
+# The last two replace the storage of a tensor of the program.
+_OPAQUE = (
+    *("_c10d_functional", "c10d", "_dtensor", "fsdp.", "symm_mem."),
+    *("aten.set_.", "aten.shallow_copy_data_."),
+)
 _TRANSPARENT = ("flex_attention", "triton_kernel_wrapper_functional")  # their results are new
 NO_CHECK = "saved_tensor_with_no_vc_check"  # torch's mark of what autograd keeps without hooks
 # Our operators, which the shim defines. The first two take storages, of which they have all that is
