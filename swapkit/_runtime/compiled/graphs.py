@@ -15,7 +15,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from swapkit._runtime.compiled import NAMESPACE
-from swapkit._runtime.operators.effects import HIDDEN_VIEWS
+from swapkit._runtime.operators.effects import HIDDEN_VIEWS, effects_of
 from swapkit._runtime.torch_compat import internals
 from swapkit.units import format_bytes
 
@@ -23,12 +23,7 @@ LEAST_BYTES = 4096  # of a storage: less is not worth an operator
 IS_SWAPPED = "swapkit_is_swapped"  # our mark of a node whose result a user moves to the host
 _FRAME = re.compile(r'\s*File "(?:.*/)?(.*)", line (\d+), in (\S+)')
 _SWAPPED_POLICIES = ("MUST_CPU_OFFLOAD", "PREFER_CPU_OFFLOAD")  # not in every version of torch
-# A collective works until another operator waits for it, and that one returns its operand.
-# The last two replace the storage of a tensor of the program.
-_OPAQUE = (
-    *("_c10d_functional", "c10d", "_dtensor", "fsdp.", "symm_mem."),
-    *("aten.set_.", "aten.shallow_copy_data_."),
-)
+_REPLACING = frozenset({"aten::set_", "aten::shallow_copy_data_"})  # storages of the program's
 _TRANSPARENT = ("flex_attention", "triton_kernel_wrapper_functional")  # their results are new
 NO_CHECK = "saved_tensor_with_no_vc_check"  # torch's mark of what autograd keeps without hooks
 # Our operators, which the shim defines. The first two take storages, of which they have all that is
@@ -335,11 +330,15 @@ def _shares_unseen(tensor: fx.Node) -> bool:
 
 
 def _is_opaque(target: object) -> bool:
-    """Return whether a node is another graph, a collective or its end, or replaces a storage."""
+    """Return whether a node is another graph, a collective or its end, or replaces a storage.
+
+    A collective works until another operator waits for it, and that one returns its operand.
+    """
     if isinstance(target, internals.HigherOrderOperator):
         return target.__name__ not in _TRANSPARENT
-    name = str(target) if isinstance(target, internals.OpOverload) else ""
-    return name.startswith(_OPAQUE)
+    if not isinstance(target, internals.OpOverload):
+        return False
+    return effects_of(target).is_communication or internals.schema_of(target).name in _REPLACING
 
 
 def _is_tensor(node: object) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,7 +18,7 @@ from swapkit._runtime.thread_state import thread_state
 from tests.unit._runtime.rig import AUTO, EVERYTHING, KEEP, SWAP, make_swapper, scope, settle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from swapkit._runtime.saved.swapper import Swapper
 
@@ -298,3 +299,21 @@ def test_graph_when_it_outlives_its_swapper_then_backward_still_works() -> None:
     loss.backward()
     assert x.grad is not None
     assert torch.equal(x.grad, gradient())
+
+
+def test_disabled_by_a_users_function_when_inside_a_scope_then_it_is_called_and_stays(
+    swapper: Swapper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disable, seen = torch.autograd.graph.disable_saved_tensors_hooks, []
+
+    @contextlib.contextmanager
+    def mine(message: str) -> Iterator[None]:
+        seen.append(message)
+        with disable(message):
+            yield
+
+    monkeypatch.setattr(torch.autograd.graph, "disable_saved_tensors_hooks", mine)
+    with scope(swapper, SWAP), torch.autograd.graph.disable_saved_tensors_hooks("not here"):
+        pass
+    assert seen == ["not here"]
+    assert torch.autograd.graph.disable_saved_tensors_hooks is mine
