@@ -309,8 +309,9 @@ def check_training() -> Finding:
         return _problem(f"the self-test failed with exit code {done.returncode}: {last}", remedy)
     found = json.loads(done.stdout)
     text = (
-        f"{found['device']}: peak {format_bytes(found['plain_peak_bytes'])}, in a budget of "
-        f"{format_bytes(found['budget_bytes'])} {format_bytes(found['peak_bytes'])}; same bits"
+        f"{found['device']}: {format_bytes(found['plain_peak_bytes'])} plain; "
+        f"{format_bytes(found['peak_bytes'])} within a budget of "
+        f"{format_bytes(found['budget_bytes'])}; identical bits"
     )
     return Finding(text)
 

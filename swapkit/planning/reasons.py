@@ -17,8 +17,8 @@ class Why(enum.Enum):
 
     FITS = "it fits in the budget"
     HIDDEN = "its copies cost no compute time"
-    CHEAPER_COPY = "waiting for its copies costs less than recomputing it"
-    CHEAPER_RECOMPUTE = "recomputing it costs less than its time on the link"
+    CHEAPER_COPY = "copying, with the wait for it, is cheaper than recomputing"
+    CHEAPER_RECOMPUTE = "recomputing is cheaper than copying"
     IN_WAIT = "it is recomputed while the step waits for other ranks"
     BUSY_LINK = "the link has no time left for its copies"
     ONLY_COPY = "it cannot be recomputed"

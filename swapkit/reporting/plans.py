@@ -163,8 +163,8 @@ def _format_prediction(plan: Plan, step_seconds: float | None) -> list[str]:
         if plan.bound_seconds:
             gap = found.step_seconds / plan.bound_seconds - 1
             lines.append(
-                f"no plan for this budget takes less than {format_seconds(plan.bound_seconds)}: "
-                f"this one takes {gap:.2%} more"
+                f"lower bound {format_seconds(plan.bound_seconds)} for any plan; "
+                f"this plan is {gap:.2%} above it"
             )
     if step_seconds is not None:
         error = (

@@ -203,7 +203,7 @@ class Swapper:
         with self._lock:
             stalls = sorted(self.mover.stalls.items(), key=lambda each: -each[1])[:count]
         return tuple(
-            (f"{self._tracker.name(tag) or 'no module'} #{index}", seconds)
+            (f"{self._tracker.name(tag) or 'no module'}, saved tensor {index}", seconds)
             for (tag, index), seconds in stalls
         )
 

@@ -201,14 +201,16 @@ def _advise_budget(needs: StepNeeds, budget_bytes: int) -> list[str]:
         if nbytes
     ]
     hints = [
-        f"a budget of at least {format_limit(budget_bytes)}, which fits the whole step as far as "
-        f"it is known ({', '.join(parts)}), or a smaller batch or sequence"
+        f"a budget of at least {format_limit(budget_bytes)}, for the step as far as it is known "
+        f"({', '.join(parts)}), or a smaller batch or sequence"
     ]
     if needs.are_states_largest:
         hints.append(
             "swapkit.offload(optimizer): its states, the largest part, then live on the host"
         )
-    hints.append("swapkit estimate: the smallest budget of a script, and its time by budget")
+    hints.append(
+        "swapkit estimate train.py: the smallest budget of the script, and its step time by budget"
+    )
     return hints
 
 

@@ -45,7 +45,7 @@ def explain(stats: SessionStats, status: PlanStatus, policy: str, outside: Seque
     lines = [
         f"budget {format_bytes(stats.budget_bytes)}, peak {format_bytes(stats.peak_bytes)} "
         f"reserved, after {stats.steps} steps",
-        f"policy {policy}: {stats.oom_rescues} rescues, "
+        f"policy {policy}: {stats.oom_rescues} rescues (allocations that did not fit at first), "
         f"{format_bytes(stats.swapped_out_bytes)} copied out, "
         f"{format_bytes(stats.swapped_in_bytes)} back, {stats.stall_seconds:.3f} s stalled",
         f"host copies: {copies} at most",
@@ -125,7 +125,7 @@ def _describe_others(medians: Sequence[float]) -> str:
 def _explain_stalls(status: PlanStatus) -> Iterator[str]:
     if status.stalls:
         longest = ", ".join(f"{where} ({seconds:.3f} s)" for where, seconds in status.stalls)
-        yield f"longest waits for copies of tensors saved in: {longest}"
+        yield f"slowest waits for copies: {longest}"
 
 
 def _explain_replans(status: PlanStatus) -> Iterator[str]:

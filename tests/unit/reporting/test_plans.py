@@ -133,7 +133,7 @@ def test_plan_when_formatted_then_prediction_bound_and_measurement() -> None:
     assert lines[:4] == [
         "plan auto, budget 10.00 MiB",
         "predicted: step 1.010 s (2.00 ms waiting for copies, 80.00 ms recomputing), peak 9.00 MiB",
-        "no plan for this budget takes less than 1.000 s: this one takes 1.00% more",
+        "lower bound 1.000 s for any plan; this plan is 1.00% above it",
         "measured: step 1.060 s, +5.0% from the prediction",
     ]
     assert len(lines) == 4 + 1 + 4 + 1 + 3

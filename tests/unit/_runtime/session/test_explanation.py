@@ -60,10 +60,12 @@ def test_measured_time_when_steps_are_of_several_kinds_then_others_are_told_apar
 
 
 def test_waits_when_copies_were_late_then_the_places_are_named() -> None:
-    course = PlanStatus(stalls=(("layers.3.mlp #2", 0.25), ("layers.1 #0", 0.0104)))
+    course = PlanStatus(
+        stalls=(("layers.3.mlp, saved tensor 2", 0.25), ("layers.1, saved tensor 0", 0.0104))
+    )
     text = explain(STATS, course, "auto", [])
-    assert "longest waits for copies of" in text
-    assert "layers.3.mlp #2 (0.250 s), layers.1 #0 (0.010 s)" in text
+    assert "slowest waits for copies: " in text
+    assert "layers.3.mlp, saved tensor 2 (0.250 s), layers.1, saved tensor 0 (0.010 s)" in text
     assert "waited" not in explain(STATS, PlanStatus(), "auto", [])
 
 
