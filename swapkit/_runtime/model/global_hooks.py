@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from torch.optim.optimizer import (
 from swapkit._runtime.model import hook_bypass
 from swapkit._runtime.torch_compat import thread_stacks as threads
 from swapkit._runtime.torch_compat.internals import (
+    ANY_HOOK_CHECK,
     MODULE_CALL,
     MODULE_HOOK_TABLES,
     OPTIMIZER_HOOK_TABLES,
@@ -290,25 +290,13 @@ def running_modules(frame: FrameType | None) -> list[torch.nn.Module]:
     return found
 
 
-class _IfOnlyOurs(type):
-    """The type of a warning's category that exists as long as torch has no hooks but ours."""
+def _has_other_hook() -> bool:
+    """Return whether torch has global hooks of modules that are not ours.
 
-    def __subclasscheck__(cls, kind: type) -> bool:
-        return kind is UserWarning and calls.are_alone() and not has_backward_hook()
-
-
-class _CompiledModule(UserWarning, metaclass=_IfOnlyOurs):
-    """Torch's warning about global hooks and compiled modules."""
-
-
-def _ignore_warning() -> None:
-    """Ignore torch's warning about global hooks and compiled modules if only our hooks exist.
-
-    The filter stays: any change of filters makes Python repeat warnings it has shown.
+    For torch's own check before its warning about compiled modules. A filter of warnings would not
+    do: the user's own filters have priority, and any change makes Python repeat warnings.
     """
-    if not any(each[2] is _CompiledModule for each in warnings.filters):
-        text = r"Using `torch\.compile\(module\)` when there are global"
-        warnings.filterwarnings("ignore", text, _CompiledModule)
+    return has_backward_hook() or not calls.are_alone()
 
 
 # ---- hooks called by torch ----------------------------------------------------------------------
@@ -422,7 +410,7 @@ def _after_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
 def _register_calls() -> None:
     global _period  # noqa: PLW0603
     _period += 1
-    _ignore_warning()
+    setattr(module_hooks, ANY_HOOK_CHECK, _has_other_hook)  # stays: without ours, as torch's
     module_hooks.register_module_forward_pre_hook(_enter)
     module_hooks.register_module_forward_hook(_leave, always_call=True)
 

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store as Store  # noqa: PLC0414 - re-exported
 
 __all__ = [
+    "ANY_HOOK_CHECK",
     "AROUND_MODULE_CALL",
     "CXX11_ABI",
     "DISABLE_CALL",
@@ -221,6 +222,7 @@ MODULE_CALL = torch.nn.Module._call_impl.__code__
 AROUND_MODULE_CALL = torch.nn.Module._wrapped_call_impl.__code__
 # In `module_hooks`: the hooks called before and after each forward.
 MODULE_HOOK_TABLES = ("_global_forward_pre_hooks", "_global_forward_hooks")
+ANY_HOOK_CHECK = "_has_any_global_hook"  # only called before a call of a compiled module
 
 
 def is_dual_level_open() -> bool:

@@ -167,27 +167,28 @@ def test_hooks_when_they_come_and_go_then_a_warning_is_shown_once_as_without() -
             global_hooks.calls.add(listener)
             warnings.warn("once", UserWarning, stacklevel=1)
             global_hooks.calls.remove(listener)
-    # The first time the hooks' own filter is added to these filters, after which all is known.
     assert [str(each.message) for each in shown] == ["once"]
 
 
-COMPILED = "Using `torch.compile(module)` when there are global hooks on modules (...)"
-
-
-def test_warning_about_global_hooks_when_only_ours_exist_then_it_is_ignored() -> None:
-    listener = NotingListener()
+def test_compiled_module_when_global_hooks_are_ours_then_torch_does_not_warn_of_them() -> None:
+    listener, x = NotingListener(), torch.ones(2, 4)
+    compiled = torch.compile(torch.nn.Linear(4, 4), backend="eager")
+    global_hooks.calls.add(listener)
     with warnings.catch_warnings(record=True) as shown:
-        warnings.simplefilter("always")
-        global_hooks.calls.add(listener)
-        warnings.warn(COMPILED, UserWarning, stacklevel=1)
-        with module_hooks.register_module_forward_hook(lambda *_: None):
-            warnings.warn(COMPILED, UserWarning, stacklevel=1)
-        with module_hooks.register_module_full_backward_hook(lambda *_: None):
-            warnings.warn(COMPILED, UserWarning, stacklevel=1)
+        warnings.simplefilter("always")  # of the user's, after our hooks
+        compiled(x)
+        assert not shown
+        for register in (
+            module_hooks.register_module_forward_hook,
+            module_hooks.register_module_full_backward_hook,
+        ):
+            with register(lambda *_: None):
+                compiled(x)
         global_hooks.calls.remove(listener)
         with module_hooks.register_module_forward_hook(lambda *_: None):
-            warnings.warn(COMPILED, UserWarning, stacklevel=1)
-    assert len(shown) == 3
+            compiled(x)
+        compiled(x)
+    assert ["there are global hooks" in str(each.message) for each in shown] == [True] * 3
 
 
 @pytest.mark.parametrize(
