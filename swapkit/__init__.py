@@ -66,36 +66,29 @@ __all__ = [
     "uninstall",
 ]
 
-_LAZY = {
-    "adapt_mem_func_wrapper": "swapkit.api.autograd_functions",
-    "add_arguments": "swapkit.api.command_line",
-    "budget": "swapkit.api.budgets",
-    "checkpoint": "swapkit.api.checkpointing",
-    "choices": "swapkit.api.choice_table",
-    "configure": "swapkit.api.configuration",
-    "estimate": "swapkit.api.estimation",
-    "from_arguments": "swapkit.api.command_line",
-    "include_path": "swapkit.api.custom_kernels",
-    "install": "swapkit._runtime.allocators.installation",
-    "keep": "swapkit.api.offloading",
-    "library_path": "swapkit.api.custom_kernels",
-    "memory_stats": "swapkit.api.memory_statistics",
-    "memory_summary": "swapkit.api.memory_statistics",
-    "offload": "swapkit.api.offloading",
-    "op": "swapkit.api.custom_kernels",
-    "plan": "swapkit.api.planning",
-    "record": "swapkit.api.recording",
-    "reset_peak_memory_stats": "swapkit.api.memory_statistics",
-    "sessions": "swapkit._runtime.session.session",
-    "simulate": "swapkit.api.planning",
-    "uninstall": "swapkit._runtime.allocators.installation",
+_MODULES = {  # by path below swapkit: the public names that each has
+    "_runtime.allocators.installation": "install uninstall",
+    "_runtime.session.session": "sessions",
+    "api.autograd_functions": "adapt_mem_func_wrapper",
+    "api.budgets": "budget",
+    "api.checkpointing": "checkpoint",
+    "api.choice_table": "choices",
+    "api.command_line": "add_arguments from_arguments",
+    "api.configuration": "configure",
+    "api.custom_kernels": "include_path library_path op",
+    "api.estimation": "estimate",
+    "api.memory_statistics": "memory_stats memory_summary reset_peak_memory_stats",
+    "api.offloading": "keep offload",
+    "api.planning": "plan simulate",
+    "api.recording": "record",
 }
+_LAZY = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> object:
     if name not in _LAZY:
         raise AttributeError(f"module 'swapkit' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_LAZY[name]), name)
+    value = getattr(importlib.import_module(f"swapkit.{_LAZY[name]}"), name)
     globals()[name] = value
     return value
 

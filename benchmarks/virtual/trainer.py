@@ -50,9 +50,9 @@ class WatchedTimer:
     def begin(self) -> tuple[Any, int]:
         return self._timer.begin(), self._busy_ns()
 
-    def end(self, begun: tuple[Any, int], call: Any, result: object) -> tuple[Any, int]:  # noqa: ANN401
+    def end(self, begun: tuple[Any, int], function: Any) -> tuple[Any, int]:  # noqa: ANN401
         true_ns = self._busy_ns() - begun[1]
-        return self._timer.end(begun[0], call, result), true_ns
+        return self._timer.end(begun[0], function), true_ns
 
     def stop(self) -> None:
         self._leave_out(self._timer.stop)

@@ -190,11 +190,7 @@ class Group:
         Raises:
             SwapkitError: the copy failed; the group is resident.
         """
-        status = lib.sk_group_finish_out(self._pointer, NULL, POLL)
-        if status == lib.SK_NOT_READY:
-            return False
-        check(status)
-        return True
+        return self._poll(lib.sk_group_finish_out)
 
     def finish_out(self, consumer: Stream | int | None = None) -> None:
         """Let `consumer` wait for the copy; then the group is clean.
@@ -204,8 +200,7 @@ class Group:
         Raises:
             SwapkitError: the copy failed; the group is resident.
         """
-        stream = _handle(consumer)
-        check(lib.sk_group_finish_out(self._pointer, stream, WAIT))
+        check(lib.sk_group_finish_out(self._pointer, _handle(consumer), WAIT))
 
     def evict(self) -> None:
         """Note that the owner drops the device memory of a clean group."""
@@ -223,11 +218,7 @@ class Group:
         Raises:
             SwapkitError: the copy failed; the group is out.
         """
-        status = lib.sk_group_finish_in(self._pointer, NULL, POLL)
-        if status == lib.SK_NOT_READY:
-            return False
-        check(status)
-        return True
+        return self._poll(lib.sk_group_finish_in)
 
     def finish_in(self, consumer: Stream | int | None = None) -> None:
         """Let `consumer` wait for the copy; then the group is clean.
@@ -237,8 +228,13 @@ class Group:
         Raises:
             SwapkitError: the copy failed; the group is out.
         """
-        stream = _handle(consumer)
-        check(lib.sk_group_finish_in(self._pointer, stream, WAIT))
+        check(lib.sk_group_finish_in(self._pointer, _handle(consumer), WAIT))
+
+    def _poll(self, finish: Callable[..., int]) -> bool:
+        status = finish(self._pointer, NULL, POLL)
+        if status != lib.SK_NOT_READY:
+            check(status)
+        return bool(status != lib.SK_NOT_READY)
 
     def _start(
         self,

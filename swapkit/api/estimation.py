@@ -18,22 +18,21 @@ from swapkit._runtime.allocators.installation import (
     is_installed,
     uninstall_cpu,
 )
-from swapkit._runtime.allocators.installed_pool import Installation
 from swapkit._runtime.allocators.limits import AUTO, find_free_limit
 from swapkit._runtime.model.ranks import count_node_ranks
 from swapkit._runtime.model.tracker import gather_parts
 from swapkit._runtime.optimizer.wrapped import list_optimizers
 from swapkit._runtime.recording.notes import Setting
-from swapkit._runtime.recording.tables.roofline import Hardware
 from swapkit._runtime.recording.training_state import TrainingState
 from swapkit._runtime.saved.device import CPU
 from swapkit.api.budgets import budget as open_session
 from swapkit.api.planning import find_machine
-from swapkit.api.recording import check_step, find_place, find_setting, record_with
+from swapkit.api.recording import check_step, find_place, find_setting, has_data, record_with
 from swapkit.errors import InvalidArgument
 from swapkit.ir.machines import Machine
 from swapkit.ir.traces import Trace
-from swapkit.planning.estimates import Batches, MemoryNeed, find_need, find_smallest, find_times
+from swapkit.planning.estimates import Batches, find_need, find_smallest, find_times
+from swapkit.planning.hardware import Hardware, find_hardware, hardware_named, price
 from swapkit.reporting.estimates import Estimate, LargestBatch
 from swapkit.units import MIB, parse_bytes, round_up, show
 
@@ -110,9 +109,7 @@ class BudgetTrial:
 #
 # `estimate`: how small a budget can be, how long a step takes then, how large a batch fits.
 
-# Of the pool on a device that is not at hand, by its type.
-GRANULE_BYTES = {"cpu": 4096}
-ACCELERATOR_GRANULE_BYTES = 2 * MIB
+ACCELERATOR_GRANULE_BYTES = 2 * MIB  # of the pool; on the CPU a page
 COUNT = 2  # of the batch sizes
 _SIZES = "two batch sizes, such as batch_sizes=(8, 16)"
 
@@ -152,15 +149,15 @@ def estimate(  # noqa: PLR0913 - keyword arguments of the main interface
         model: provides module names, and is restored. Or a list of its parts.
         optimizer: as for `swapkit.budget`; it is restored.
         budget: budgets to predict the step's time for, one or several: bytes, `"10GiB"`, a share of
-            `plain_bytes` (`"60%"`), or on the device of this process `"auto"` (see
-            `swapkit.budget`).
+            `plain_bytes` (`"60%"`), or `"auto"`: what is free on the device of this process (see
+            `swapkit.budget`), or on the `hardware`.
         batch_sizes: two sizes to record, to find the largest batch for each budget. Without
             `budget`, for `"auto"`. Choose the larger one as near to the expected result as memory
             allows, and the smaller one about half of it. The rest of the result is for the larger.
         device: as for `swapkit.record`.
-        hardware: as for `swapkit.record`.
+        hardware: as for `swapkit.record`; then nothing is tried in a session.
         machine: links, host and disk, as for `swapkit.plan`. None: this machine, measured once and
-            remembered; for a model on `meta`, not known, so that the result has no step times.
+            remembered; with `hardware`, its own links, and no step times if these are not known.
 
     Returns:
         The estimate: values in bytes and seconds, `str(estimate)` as tables, `to_dict()` for JSON.
@@ -194,27 +191,24 @@ def estimate(  # noqa: PLR0913 - keyword arguments of the main interface
     sizes = _read_sizes(batch_sizes)
     _check_calls(step, sizes)
     place = find_place(device, whole)
-    is_modelled = hardware is not None or place.type == "meta"
-    asked = _list_budgets(budget, sizes, is_modelled=is_modelled)
-    with _installed(place) if not is_modelled else contextlib.nullcontext() as installation:
-        setting = find_setting(whole, optimizer, device, hardware, counts_outside=True)
+    modelled = None if hardware is None else hardware_named(hardware)
+    if budget is None:
+        budget = [] if sizes is None else AUTO
+    asked = [budget] if isinstance(budget, (str, int, float)) else list(budget)
+    is_real = has_data(place, whole)
+    with _installed(place) if is_real else contextlib.nullcontext():
+        setting = find_setting(whole, optimizer, device, modelled, counts_outside=True)
         state = TrainingState(whole, optimizers)
         try:
             steps = [step] if sizes is None else [partial(step, size) for size in sizes]
-            traces = [_record(each, setting) for each in steps]
+            traces = [_record(each, setting, modelled) for each in steps]
             _check_growth(sizes, traces)
-            granule_bytes = _granule_bytes(installation, traces[-1])
-            budgets = [_parse_budget(each, traces[-1], installation) for each in asked]
-            found = None
-            if machine is not None or not is_modelled:
-                found = find_machine(machine, traces[-1], traces[-1].peak_bytes)
-            need = find_need(traces[-1], found, granule_bytes)
             tried = BudgetNeed()
-            if not is_modelled:
+            if modelled is None:
                 tried = _try_steps(steps[-1], whole, optimizers, traces[-1])
         finally:
             state.restore()
-    return _conclude(traces, sizes, found, sorted(set(budgets)), need, tried)
+        return _conclude(traces, sizes, (machine, modelled), asked, tried)
 
 
 def _try_steps(
@@ -257,30 +251,36 @@ def estimate_trace(
     Args:
         trace: of a step whose optimizer had its states before.
         budgets: as for `estimate`; "auto": of the trace's device, on which swapkit is installed.
-        machine: as for `estimate`.
+        machine: as for `estimate`; if it names hardware, for its times, too.
         tried: what steps needed without a plan; None: none was tried.
 
     Raises:
         InvalidArgument: a budget is invalid, or this machine does not have the trace's device.
     """
-    found = find_machine(machine, trace, trace.peak_bytes)
-    place = torch.device(trace.device)
-    installation = ensure_installation(place) if AUTO in budgets else None
-    limits = [_parse_budget(each, trace, installation) for each in budgets]
-    need = find_need(trace, found, _granule_bytes(installation, trace))
-    return _conclude([trace], None, found, sorted(set(limits)), need, tried or BudgetNeed())
+    hardware = find_hardware(machine)
+    if hardware is not None:  # what was tried holds for the device of this process
+        trace, budgets, tried = price(trace, hardware), budgets or [AUTO], None
+    return _conclude([trace], None, (machine, hardware), budgets, tried or BudgetNeed())
 
 
 def _conclude(
     traces: Sequence[Trace],
     sizes: tuple[int, int] | None,
-    machine: Machine | None,
-    budgets: Sequence[int],
-    planned: MemoryNeed,
+    target: tuple[Machine | str | os.PathLike[str] | None, Hardware | None],
+    asked: Sequence[Amount],
     tried: BudgetNeed,
 ) -> Estimate:
-    """Return the estimate; `planned`: the need of a session that has a plan."""
+    """Return the estimate of recorded steps."""
     trace = traces[-1]
+    links, hardware = target
+    budgets = sorted({_parse_budget(each, trace, hardware) for each in asked})
+    if links is None and hardware is not None:
+        links = hardware.machine
+    is_known = links is not None or hardware is None
+    machine = find_machine(links, trace, trace.peak_bytes) if is_known else None
+    is_cpu = torch.device(trace.device).type == CPU.type
+    granule_bytes = os.sysconf("SC_PAGE_SIZE") if is_cpu else ACCELERATOR_GRANULE_BYTES
+    planned = find_need(trace, machine, granule_bytes)  # of a session with a plan
     smallest_bytes = max(planned.smallest_bytes, *tried)
     need = replace(
         planned,
@@ -332,23 +332,23 @@ def _find_largest(batches: Batches, machine: Machine | None, budget_bytes: int) 
     )
 
 
-def _record(step: Callable[[], object], setting: Setting) -> Trace:
+def _record(step: Callable[[], object], setting: Setting, hardware: Hardware | None) -> Trace:
     """Run a step, which may make memory that stays, then record it."""
-    if setting.hardware is None:
+    if setting.has_data:
         step()
-    else:  # tensors without memory: with the operators of the hardware's device
-        record_with(step, setting)
-    return record_with(step, setting)
+    else:  # with the operators of the device that the tensors stand for
+        record_with(step, setting, hardware)
+    return record_with(step, setting, hardware)
 
 
 @contextlib.contextmanager
-def _installed(place: torch.device) -> Iterator[Installation]:
+def _installed(place: torch.device) -> Iterator[None]:
     """Have swapkit's pool below torch on a device; on the CPU only inside, if it was not before."""
     name = choose_device(place)
     was_installed = is_installed(name)
-    installation = ensure_installation(name)
+    ensure_installation(name)
     try:
-        yield installation
+        yield
     finally:
         if not was_installed and name == CPU:
             uninstall_cpu()
@@ -366,12 +366,6 @@ def _check_growth(sizes: tuple[int, int] | None, traces: Sequence[Trace]) -> Non
             f"batch_sizes={show(sizes)}: the step takes the same memory with both sizes. It has to "
             "make its batch of the size that it is called with"
         )
-
-
-def _granule_bytes(installation: Installation | None, trace: Trace) -> int:
-    if installation is not None:
-        return installation.device.backend.granule_bytes
-    return GRANULE_BYTES.get(torch.device(trace.device).type, ACCELERATOR_GRANULE_BYTES)
 
 
 # ---- arguments -----------------------------------------------------------------------------------
@@ -405,23 +399,19 @@ def _check_calls(step: Callable[..., object], sizes: tuple[int, int] | None) -> 
         raise InvalidArgument(f"step={show(step)}: {hint}") from None
 
 
-def _list_budgets(
-    budget: Amount | Sequence[Amount] | None, sizes: tuple[int, int] | None, *, is_modelled: bool
-) -> list[Amount]:
-    if budget is None:
-        if sizes is not None and is_modelled:
-            raise InvalidArgument(
-                "budget=None: to find the largest batch for a device that is not at hand, pass its "
-                "memory, e.g. budget='80GiB'"
-            )
-        return [] if sizes is None else [AUTO]
-    listed = [budget] if isinstance(budget, (str, int, float)) else list(budget)
-    if is_modelled and AUTO in listed:
-        raise InvalidArgument("budget='auto' measures a real device: pass bytes, e.g. '80GiB'")
-    return listed
+def _parse_budget(budget: Amount, trace: Trace, hardware: Hardware | None) -> int:
+    """Return a budget in bytes.
 
-
-def _parse_budget(budget: Amount, trace: Trace, installation: Installation | None) -> int:
-    if budget == AUTO and installation is not None:
-        return find_free_limit(installation)
-    return parse_bytes(budget, whole_bytes=trace.peak_bytes, name="budget")
+    Raises:
+        InvalidArgument: it cannot be parsed, or is "auto" for hardware of unknown memory.
+    """
+    if budget != AUTO:
+        return parse_bytes(budget, whole_bytes=trace.peak_bytes, name="budget")
+    if hardware is None:
+        return find_free_limit(ensure_installation(torch.device(trace.device)))
+    if hardware.machine is None:
+        raise InvalidArgument(
+            f"budget='auto': the memory of {hardware.name or 'this hardware'} is not known. Pass "
+            "bytes, e.g. budget='80GiB'"
+        )
+    return hardware.machine.budget_bytes

@@ -16,13 +16,14 @@ from swapkit.ir.codec import inside, read_machine, read_trace
 from swapkit.ir.machines import Machine
 from swapkit.ir.plans import Plan, Schedule
 from swapkit.ir.traces import Trace
+from swapkit.planning.hardware import find_hardware
 from swapkit.planning.placed import make_placed_plan
 from swapkit.planning.planner import Policy
 from swapkit.simulation.timeline import simulate as run_simulation
 from swapkit.units import parse_bytes, show
 
 _TRACE = "a trace from swapkit.record(), or the path of a file with one"
-_MACHINE = "a swapkit.ir.machines.Machine, or the path of a file with one"
+_MACHINE = "a swapkit.ir.machines.Machine, or the path of a file with one, or the name of a device"
 
 
 def plan(
@@ -40,7 +41,8 @@ def plan(
         budget: most bytes of the device reserved at once: bytes, `"10GiB"`, or a share of the
             step's peak without a plan, `"60%"` or 0.6. None: the machine's budget.
         machine: links, host and disk, as `swapkit machine --json` prints them, or the
-            path of such a file. None: this machine, measured once and remembered.
+            path of such a file, or a name of `swapkit.planning.hardware.HARDWARE`, such as
+            `"H100"`. None: this machine, measured once and remembered.
         policy: `"auto"`, `"swap"`, `"recompute"`, or an object with `plan(trace, machine)`.
         optimizer_states: whether optimizer states may be swapped too.
 
@@ -122,6 +124,8 @@ def find_machine(
     if isinstance(machine, Machine):
         with inside("machine: "):
             check_machine(machine)
+    elif (known := find_hardware(machine)) is not None:
+        machine = known.machine
     elif machine is not None:
         machine = read_argument("machine", machine, read_machine, _MACHINE)
     if budget is None:
@@ -145,7 +149,7 @@ def _measure(name: str, budget_bytes: int) -> Machine:
     except (InvalidArgument, Unsupported):
         raise InvalidArgument(
             f"machine=None: the trace was recorded on {name}, which this process does not have. "
-            "Pass machine=, a swapkit.ir.machines.Machine with the speed of the link."
+            "Pass machine= (--machine), with the speed of its link, or a name such as 'H100'."
         ) from None
     device = get_runtime().device(place)
     return measure_machine(device, Limits(budget_bytes=budget_bytes))

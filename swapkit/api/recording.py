@@ -15,7 +15,6 @@ from swapkit._runtime.recording.meta_operators import standing_for
 from swapkit._runtime.recording.notes import Setting
 from swapkit._runtime.recording.recorder import Recorder
 from swapkit._runtime.recording.saved_events import EventWatcher
-from swapkit._runtime.recording.tables.roofline import Hardware, hardware_named
 from swapkit._runtime.saved.device import TYPES, DevicePool
 from swapkit._runtime.saved.hooks import Hooks, innermost
 from swapkit._runtime.shim.types import Placement
@@ -24,6 +23,7 @@ from swapkit.config.environment import MIN_SWAP_BYTES
 from swapkit.errors import InvalidArgument, SessionError
 from swapkit.ir.plans import Action
 from swapkit.ir.traces import Phase, Trace
+from swapkit.planning.hardware import Hardware, hardware_named, price
 
 META = torch.device("meta")
 
@@ -42,9 +42,8 @@ def record(
     another step first: the first one allocates memory that stays, such as optimizer states.
 
     A model on the `meta` device, or of fake tensors, is recorded without memory or computation,
-    whatever its size. `hardware` then determines how long operators take and which kernels
-    attention and dropout use. Optimizers default to `foreach=True` on a GPU but not for meta
-    tensors: set it explicitly.
+    whatever its size. `hardware` then determines which kernels attention and dropout use.
+    Optimizers default to `foreach=True` on a GPU but not for meta tensors: set it explicitly.
 
     Args:
         step: runs forward, backward and, if it is part of the step, the optimizer.
@@ -52,15 +51,16 @@ def record(
         optimizer: its states count from the start. An optimizer, a wrapper of one, or a list.
         device: device of the step; None: the model's device, else the CPU. For tensors without
             memory: the device that they stand for; None: the hardware's.
-        hardware: the hardware to model for tensors without memory: `"H100"`, `"H200"`, `"A100"`,
-            `"Ascend 910B"`, or a `Hardware`.
+        hardware: the trace has the times of operators on this hardware, by a model of it, instead
+            of measured ones: `"H100"`, `"H200"`, `"A100"`, `"RTX 4090"`, `"Ascend 910B"`, or a
+            `swapkit.planning.hardware.Hardware`. Needed for tensors without memory.
 
     Returns:
         The trace, for `swapkit.plan`.
 
     Raises:
-        InvalidArgument: an argument is invalid, `hardware` is missing or not applicable, or the
-            step has no backward, so there is nothing to plan.
+        InvalidArgument: an argument is invalid, `hardware` is missing, or the step has no backward,
+            so there is nothing to plan.
         SessionError: a session is active on this thread.
 
     Example:
@@ -73,14 +73,17 @@ def record(
         ['aten.addmm.default', 'aten.relu.default', 'aten.sum.default']
     """
     check_step(step)
-    return record_with(step, find_setting(gather_parts(model), optimizer, device, hardware))
+    modelled = None if hardware is None else hardware_named(hardware)
+    return record_with(
+        step, find_setting(gather_parts(model), optimizer, device, modelled), modelled
+    )
 
 
-def record_with(step: Callable[[], object], setting: Setting) -> Trace:
+def record_with(step: Callable[[], object], setting: Setting, hardware: Hardware | None) -> Trace:
     """Run one training step and return its trace: see `record`.
 
     Raises:
-        InvalidArgument: the step has no backward.
+        InvalidArgument: the step has no backward, or an operator has no time on the hardware.
     """
     is_meta = setting.device == META
     recorder = Recorder(setting)
@@ -92,14 +95,14 @@ def record_with(step: Callable[[], object], setting: Setting) -> Trace:
             "step: record() saw no backward in it, so there is nothing to plan. Call backward() "
             "inside it, on the thread that calls record(). Pass the model if its tensors are fake."
         )
-    return trace
+    return trace if hardware is None else price(trace, hardware, setting.stands_for)
 
 
 def find_setting(
     model: torch.nn.Module | None,
     optimizer: object,
     device: str | torch.device | None,
-    hardware: Hardware | str | None,
+    hardware: Hardware | None,
     *,
     counts_outside: bool = False,
 ) -> Setting:
@@ -111,21 +114,24 @@ def find_setting(
         InvalidArgument: an argument is invalid.
     """
     place = find_place(device, model)
-    is_modelled = place == META or _is_fake(model)
-    modelled = _hardware(hardware, place, is_modelled=is_modelled)
-    pool = None if is_modelled else _pool(place)
+    is_real = has_data(place, model)
+    if not is_real and hardware is None:
+        raise InvalidArgument(
+            "hardware=None: operators on tensors without memory take no time. Name the hardware "
+            "to model, e.g. hardware='H100'."
+        )
+    pool = _pool(place) if is_real else None
     tracker = get_runtime().tracker if pool is not None else ModuleTracker()
     if model is not None:
         tracker.add_model(model)
     stands_for = ""
-    if modelled is not None:
+    if not is_real and hardware is not None:
         is_said = device is not None and torch.device(device) != META
-        stands_for = str(device) if is_said else modelled.device
+        stands_for = str(device) if is_said else hardware.device
     return Setting(
         device=place,
         tracker=tracker,
         pool=pool,
-        hardware=modelled,
         root=model,
         optimizers=list_optimizers(optimizer),
         stands_for=stands_for,
@@ -184,24 +190,10 @@ def find_place(device: str | torch.device | None, model: torch.nn.Module | None)
         raise InvalidArgument(f"device={device!r} is not understood: {error}") from None
 
 
-def _is_fake(model: torch.nn.Module | None) -> bool:
-    return model is not None and any(isinstance(each, FakeTensor) for each in model.parameters())
-
-
-def _hardware(
-    hardware: Hardware | str | None, place: torch.device, *, is_modelled: bool
-) -> Hardware | None:
-    if is_modelled and hardware is None:
-        raise InvalidArgument(
-            "hardware=None: operators on tensors without memory take no time. Name the hardware "
-            "to model, e.g. hardware='H100'."
-        )
-    if not is_modelled and hardware is not None:
-        raise InvalidArgument(
-            f"hardware={hardware!r}: operators on {place} are timed. Pass hardware= only for a "
-            "model on 'meta' or of fake tensors."
-        )
-    return None if hardware is None else hardware_named(hardware)
+def has_data(place: torch.device, model: torch.nn.Module | None) -> bool:
+    """Return whether a step's tensors have memory: not on `meta`, and no fake tensors."""
+    weights = () if model is None else model.parameters()
+    return place != META and not any(isinstance(each, FakeTensor) for each in weights)
 
 
 def _pool(place: torch.device) -> DevicePool | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, TextIO
@@ -18,6 +19,9 @@ from swapkit.units import parse_bytes
 # ---- output --------------------------------------------------------------------------------------
 #
 # Output: rich tables where stdout is a terminal, plain lines elsewhere.
+
+
+PATIENCE_SECONDS = 2.0  # after which a line says what a command is busy with
 
 
 def take_stdout() -> TextIO:
@@ -45,29 +49,29 @@ def show_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(*heads, box=SIMPLE_HEAD, pad_edge=False)
     for row in rows:
-        table.add_row(*_plain(row))
+        table.add_row(*map(Text, row))  # brackets are no markup
     Console().print(table)
-
-
-def _plain(cells: Sequence[str]) -> list[str]:
-    """Return cells whose brackets rich does not read as markup."""
-    from rich.markup import escape
-
-    return [escape(cell) for cell in cells]
 
 
 @contextlib.contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Show on a terminal what the command is busy with; elsewhere print nothing.
+    """Show what the command is busy with: on a terminal at once, elsewhere if it takes long.
 
     Args:
         what: a few words.
     """
     if not sys.stderr.isatty():
-        yield
+        timer = threading.Timer(PATIENCE_SECONDS, click.echo, (f"{what} ...",), {"err": True})
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
         return
     from rich.console import Console
 
@@ -118,9 +122,10 @@ script_command = partial(
 machine_option = click.option(
     "--machine",
     "machine_file",
-    metavar="FILE",
-    help="Speeds of the target machine, as `swapkit machine --json FILE` writes them "
-    "(default: this machine).",
+    metavar="FILE|NAME",
+    help="The target machine (default: this one): its speeds, as `swapkit machine --json FILE` "
+    "writes them, or a device that is not at hand, whose times are modelled: H100, H200, A100, "
+    "4090, 910B.",
 )
 
 

@@ -25,6 +25,7 @@ from swapkit.cli.script import Ended, Script
 from swapkit.errors import InvalidArgument, SwapkitError
 from swapkit.imports import when_imported
 from swapkit.ir.codec import read_machine, read_trace
+from swapkit.planning.hardware import find_hardware
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from swapkit.reporting.estimates import Estimate
 
 _TRACE_SUFFIX = ".json"
+_MACHINE = "a file of `swapkit machine --json`, or H100, H200, A100, 4090 or 910B"
 
 
 class _Recorded(Ended):
@@ -75,13 +77,16 @@ def estimate(
     more ran in the smallest budget, which grows where it has to. Then it ends: the steps do train.
     With --json, what the script prints goes to stderr. A TRACE is a recorded step, as `swapkit
     plan` takes it.
+
+    With --machine H100, the step is recorded here, and its times on an H100 are modelled; "auto",
+    the budget without --budget, is what is free on it.
     """  # noqa: D301 - the mark of click, for lines that stay as they are
     if not program:
         raise click.UsageError("expected a script, -m and a module, or the file of a trace")
     for budget in budgets:
         check_budget(budget)
-    if machine_file is not None:
-        read_argument("--machine", machine_file, read_machine, "a file of `swapkit machine --json`")
+    if machine_file is not None and find_hardware(machine_file) is None:
+        read_argument("--machine", machine_file, read_machine, _MACHINE)
     stdout: TextIO | None = None
     if not is_module and Path(program[0]).suffix == _TRACE_SUFFIX:
         trace = _read_trace(program)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import click
 
 from swapkit.cli.base import DONE, CliCommand, machine_option, waiting
-from swapkit.cli.machine import find_machine
-from swapkit.ir.machines import Machine
 from swapkit.ir.plans import Plan
 from swapkit.ir.traces import Trace
 from swapkit.planning import POLICIES
@@ -41,39 +38,31 @@ def plan(
     TRACE is a recorded step: swapkit.ir.codec.write_trace(TRACE, swapkit.record(step, model)).
     BUDGET is bytes, "10GiB", or a share of the step's peak without a plan, "60%".
     """
-    import swapkit
-    from swapkit.ir.codec import read_machine, read_trace, write_planned
+    from swapkit.api.planning import find_machine
+    from swapkit.ir.codec import read_trace, write_planned
+    from swapkit.planning.hardware import find_hardware, price
+    from swapkit.planning.placed import make_placed_plan
+    from swapkit.planning.planner import trade_offs
+    from swapkit.planning.reasons import explain_decisions
+    from swapkit.reporting.plans import format_plan, format_trade_offs
 
     step = read_trace(trace)
+    if (hardware := find_hardware(machine_file)) is not None:
+        step = price(step, hardware)
     with waiting("measuring the machine"):
-        machine = _measure(step) if machine_file is None else read_machine(machine_file)
+        machine = find_machine(machine_file, step, budget)
     with waiting("planning"):
-        made = swapkit.plan(step, budget, machine=machine, policy=policy)
+        made = make_placed_plan(step, machine, policy)
     if out is not None:
         write_planned(out, step, made)
     if as_json:
         click.echo(json.dumps(list_figures(step, made), indent=2))
-    else:
-        _show(step, made, replace(machine, budget_bytes=made.budget_bytes), policy)
+        return DONE
+    click.echo(format_plan(made, explain_decisions(step, made, machine)))
+    with waiting("planning for other budgets"):
+        offers = trade_offs(step, machine, policy=policy)
+    click.echo("\n" + format_trade_offs(offers, plan=made))
     return DONE
-
-
-def _measure(step: Trace) -> Machine:
-    """Return this machine, with the device on which the step was recorded.
-
-    Raises:
-        InvalidArgument: this machine has no such device.
-    """
-    from swapkit.errors import InvalidArgument, Unsupported
-
-    kind = step.device.partition(":")[0]
-    try:
-        machine, _ = find_machine(kind)
-    except (InvalidArgument, Unsupported) as error:
-        raise InvalidArgument(
-            f"the trace was recorded on {step.device}: {error}. Pass --machine FILE"
-        ) from None
-    return machine
 
 
 def list_figures(step: Trace, made: Plan) -> dict[str, int | float | str | None]:
@@ -91,14 +80,3 @@ def list_figures(step: Trace, made: Plan) -> dict[str, int | float | str | None]
         "bound_seconds": made.bound_seconds,
         **{name: None if found is None else getattr(found, name) for name in _PREDICTED},
     }
-
-
-def _show(step: Trace, made: Plan, machine: Machine, policy: str) -> None:
-    from swapkit.planning.planner import trade_offs
-    from swapkit.planning.reasons import explain_decisions
-    from swapkit.reporting.plans import format_plan, format_trade_offs
-
-    click.echo(format_plan(made, explain_decisions(step, made, machine)))
-    with waiting("planning for other budgets"):
-        offers = trade_offs(step, machine, policy=policy)
-    click.echo("\n" + format_trade_offs(offers, plan=made))

@@ -197,6 +197,7 @@ _BY_NAME: dict[str, Rule] = {
     "birth": Whole(BEFORE),
     "held": Whole(BEFORE),
     "ranks": Whole(1),
+    "flops": Number(0.0, 1e30),  # of one operator
     "reserved_ratio": Number(1e-6, 1e6),
     "duplex": Number(1.0, 2.0),
     "interference": Number(0.0, 1000.0),
@@ -224,7 +225,8 @@ SHAPES: dict[type, Shape] = {
     Operator: _shape(
         Operator,
         "name seconds phase microbatch module occurrence reads writes workspace_bytes "
-        "is_repeatable",
+        "is_repeatable flops touched_bytes",
+        optional="flops touched_bytes",
     ),
     Storage: _shape(
         Storage,

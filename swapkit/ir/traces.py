@@ -100,6 +100,10 @@ class Operator:
     writes: tuple[int, ...] = ()
     workspace_bytes: int = 0
     is_repeatable: bool = False  # running it again on the same operands gives the same bits
+    # What it does, for its time on other hardware; None: not known. An operation on elements of
+    # four bytes counts as two.
+    flops: float | None = None
+    touched_bytes: int | None = None  # of its operands and results; expanded dimensions count once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,13 +6,13 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from swapkit._runtime.model.tracker import ModuleTracker
 from swapkit._runtime.recording.tables.blocks import Blocks, Workspaces
-from swapkit._runtime.recording.tables.clocks import HostTimer, ModelTimer, StreamTimer, Timer
+from swapkit._runtime.recording.tables.clocks import HostTimer, StreamTimer, Timer
 from swapkit._runtime.recording.tables.kept_bytes import Bytes, Holds
 from swapkit._runtime.recording.tables.module_calls import Calls
 from swapkit._runtime.recording.tables.storages import Storages
@@ -21,30 +21,31 @@ from swapkit._runtime.torch_compat.internals import NO_TASK, graph_task
 from swapkit._runtime.torch_compat.wrappers import graph_of
 from swapkit.ir.traces import BEFORE, Kind, Phase, StagePlace
 
-if TYPE_CHECKING:
-    from swapkit._runtime.recording.tables.roofline import Hardware
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """The device, model and options of a recording.
 
-    `hardware`: model of the device that tensors without memory stand for; None: operators run and
-    are timed. `pool`: the pool below torch on the device; None: not ours. `root`: the model, if
-    known. `stands_for`: the type of that device. `make_room`: frees device memory that the
-    allocator cannot: recorded storages have Python objects. `counts_outside`: whether tensors that
-    torch made before it had the pool count, too.
+    `pool`: the pool below torch on the device; None: not ours. `root`: the model, if known.
+    `stands_for`: the type of the device that tensors without memory stand for; empty: tensors have
+    memory, and operators run and are timed. `make_room`: frees device memory that the allocator
+    cannot: recorded storages have Python objects. `counts_outside`: whether tensors that torch made
+    before it had the pool count, too.
     """
 
     device: torch.device
     tracker: ModuleTracker
     pool: DevicePool | None = None
-    hardware: Hardware | None = None
     root: torch.nn.Module | None = None
     optimizers: tuple[torch.optim.Optimizer, ...] = ()
     stands_for: str = ""
     make_room: Callable[[], int] | None = None
     counts_outside: bool = False
+
+    @property
+    def has_data(self) -> bool:
+        """Whether tensors have memory, and operators compute."""
+        return not self.stands_for
 
 
 class NotedOperator(NamedTuple):
@@ -62,6 +63,8 @@ class NotedOperator(NamedTuple):
     workspace: int
     is_repeatable: bool
     microbatch: int | None  # of a pipeline's schedule
+    flops: float | None  # as of `Operator`
+    touched_bytes: int | None
 
 
 class Notes:
@@ -87,13 +90,9 @@ class Notes:
         )
         self.calls = Calls(setting.tracker, setting.root, self._add_module, self.is_here)
         self.holds = Holds(self.storages.lives)
-        has_bytes = setting.hardware is None and setting.device.type != "meta"
-        self.bytes = Bytes(self.storages, self.lock, is_on=has_bytes)
-        self.timer: Timer = HostTimer()
-        if setting.hardware is not None:
-            self.timer = ModelTimer(setting.hardware)
-        elif setting.device.type not in {"cpu", "meta"}:
-            self.timer = StreamTimer(setting.device)
+        self.bytes = Bytes(self.storages, self.lock, is_on=setting.has_data)
+        is_host = setting.device.type == "cpu" or not setting.has_data
+        self.timer: Timer = HostTimer() if is_host else StreamTimer(setting.device)
 
     def is_here(self) -> bool:
         """Return whether this thread is recorded."""

@@ -50,17 +50,13 @@ _Result = TypeVar("_Result")
 
 
 def run_timed(
-    notes: Notes,
-    call: tuple[Operator, tuple[Any, ...], dict[str, Any]],
-    run: Callable[[], _Result],
-    *,
-    is_same: bool,
+    notes: Notes, function: Operator, run: Callable[[], _Result], *, is_same: bool
 ) -> tuple[_Result, Any, int]:
     """Run an operator; return its result and handles to its time and its workspace.
 
     Args:
         notes: hold the timer, which times the run that succeeds.
-        call: the operator and its arguments, for the timer.
+        function: the operator.
         run: runs the operator.
         is_same: whether a repeated run has the same effect, except for random numbers.
     """
@@ -69,7 +65,7 @@ def run_timed(
         workspaces.begin()
     notes.running += 1
     try:
-        result, taken = _run_until_it_fits(notes, call, run, is_same=is_same)
+        result, taken = _run_until_it_fits(notes, function, run, is_same=is_same)
     finally:
         notes.running -= 1
         if workspaces.is_on:
@@ -78,14 +74,10 @@ def run_timed(
 
 
 def _run_until_it_fits(
-    notes: Notes,
-    call: tuple[Operator, tuple[Any, ...], dict[str, Any]],
-    run: Callable[[], _Result],
-    *,
-    is_same: bool,
+    notes: Notes, function: Operator, run: Callable[[], _Result], *, is_same: bool
 ) -> tuple[_Result, Any]:
     """Run an operator; after an out-of-memory error, retry while the recorder can free memory."""
-    function, timer = call[0], notes.timer
+    timer = notes.timer
     make_room = notes.setting.make_room if is_same and not may_be_random(function) else None
     while True:
         timer.expect(function)
@@ -100,7 +92,7 @@ def _run_until_it_fits(
             timer.abandon()
             raise
         else:
-            return result, timer.end(begun, call, result)
+            return result, timer.end(begun, function)
 
 
 # ---- dispatch mode -------------------------------------------------------------------------------

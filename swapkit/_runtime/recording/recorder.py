@@ -21,6 +21,7 @@ from swapkit._runtime.recording.operator_runs import RecordingMode, form_of, run
 from swapkit._runtime.recording.saved_events import Savings
 from swapkit._runtime.recording.tables.blocks import NO_WORKSPACE
 from swapkit._runtime.recording.tables.kept_bytes import Read
+from swapkit._runtime.recording.tables.operator_work import NO_WORK, UNKNOWN, Work, find_work
 from swapkit._runtime.recording.tables.storages import tensors_in
 from swapkit._runtime.recording.trace_builder import build_trace
 from swapkit._runtime.recording.training_state import Optimizers
@@ -65,7 +66,7 @@ class Recorder(Notes):
         # Reports the waits of operators to the timer; only our own pool does.
         self._pool = setting.pool if isinstance(setting.pool, Pool) else None
         self._mode = RecordingMode(self)
-        self._mode.sees_bytes = setting.hardware is None
+        self._mode.sees_bytes = setting.has_data
         self._seconds: list[float] = []
         self._evidence_before = Evidence.count
         self.in_use_bytes = 0  # of the pool, at the start
@@ -194,10 +195,10 @@ class Recorder(Notes):
         if form.is_view:  # touches no memory
             return function(*args, **kwargs)
         is_compiled = self._leave_segment()
-        given: list[torch.Tensor] = []
-        tensors_in((*args, *kwargs.values()), given)
+        operands: list[torch.Tensor] = []
+        tensors_in((*args, *kwargs.values()), operands)
         unread = form.effects.unread(args, kwargs)
-        given = _without(given, unread)
+        given = _without(operands, unread)
         with self.lock:
             self._note_freed()
             reads = self._numbers_read(given)
@@ -206,18 +207,18 @@ class Recorder(Notes):
         is_same = form.effects.is_repeatable(args, kwargs, judged)
         can_plan = _can_plan(is_same=is_same, is_compiled=is_compiled)
         read = self._read_bytes(given, is_same=can_plan)
-        call = function, args, kwargs
         run = functools.partial(function, *args, **kwargs)
-        result, taken, workspace = run_timed(self, call, run, is_same=is_same)
+        result, taken, workspace = run_timed(self, function, run, is_same=is_same)
         made: list[torch.Tensor] = []
         tensors_in((result,), made)
+        work = find_work(function, args, kwargs, result, [*operands, *made])
         with self.lock:
             self.storages.note_freed()  # before the operator is noted, by which its blocks count
             changed = _without(form.effects.written(args, kwargs), unread)
             writes = self._numbers_written(changed, made)
             row = len(self.rows)
             if writes or (reads and not self._is_view(made, reads)):
-                self._note(form.name, taken, (reads, writes), workspace, can_plan)
+                self._note(form.name, taken, (reads, writes), workspace, can_plan, work)
             else:
                 read = None
             if unread:
@@ -242,7 +243,7 @@ class Recorder(Notes):
             self._begin_segment()
 
     def _begin_segment(self, *, is_on: bool = True) -> None:
-        if not is_on or self.setting.hardware is not None:
+        if not is_on or not self.setting.has_data:
             return
         with self.lock:
             if self.workspaces.is_on:
@@ -263,13 +264,11 @@ class Recorder(Notes):
             return False
         with self.lock:
             while self._segments:
-                taken = self.timer.end(
-                    self._segments.pop(), (cast("Operator", SEGMENT), (), {}), None
-                )
+                taken = self.timer.end(self._segments.pop(), cast("Operator", SEGMENT))
                 self.running -= 1
                 workspace = self.workspaces.end() if self.workspaces.is_on else NO_WORKSPACE
                 self._note_freed()
-                self._note(SEGMENT, taken, ((), ()), workspace, is_same=False)
+                self._note(SEGMENT, taken, ((), ()), workspace, is_same=False, work=UNKNOWN)
                 self.workspaces.close()
         return True
 
@@ -281,18 +280,21 @@ class Recorder(Notes):
         with self.lock:
             self._note_freed()
             reads = self._numbers_read(given)
-        made, taken, workspace = run_timed(self, (function, (), {}), run, is_same=True)
+        made, taken, workspace = run_timed(self, function, run, is_same=True)
+        # Numbers among the operands are not known here: FLOPs of convolutions are not, either.
+        result = made[0] if len(made) == 1 else made
+        work = find_work(function, given, {}, result, [*given, *made])
         with self.lock:
             self.storages.note_freed()
             writes = self._numbers_written([], made)
             name = AGAIN if graph_task() == NO_TASK else form_of(function).name
-            self._note(name, taken, (reads, writes), workspace, is_same=False)
+            self._note(name, taken, (reads, writes), workspace, is_same=False, work=work)
             self.workspaces.close()
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
         """Note a wait for a collective, as an operator without operands; one that fails is none."""
-        if self.is_paused or self.setting.hardware is not None or not self.is_here():
+        if self.is_paused or not self.setting.has_data or not self.is_here():
             yield
             return
         with self.lock:
@@ -303,7 +305,7 @@ class Recorder(Notes):
         except BaseException:
             self.timer.abandon()
             raise
-        taken = self.timer.end(begun, (cast("Operator", WAIT), (), {}), None)
+        taken = self.timer.end(begun, cast("Operator", WAIT))
         with self.lock:
             self.storages.note_freed()
             self._note(WAIT, taken, ((), ()), NO_WORKSPACE, is_same=False)
@@ -358,6 +360,7 @@ class Recorder(Notes):
         touched: tuple[tuple[int, ...], tuple[int, ...]],
         workspace: int,
         is_same: bool,  # noqa: FBT001
+        work: Work = NO_WORK,
     ) -> None:
         reads, writes = touched
         phase = self.optimizers.phase()
@@ -376,6 +379,7 @@ class Recorder(Notes):
             workspace,
             is_same,
             self._microbatch,
+            *work,
         )
         self.rows.append(row)
 

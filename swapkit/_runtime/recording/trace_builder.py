@@ -169,6 +169,8 @@ def build_trace(
             writes=_there(row.writes, storages, index),
             workspace_bytes=notes.workspaces.bytes_of(row.workspace),
             is_repeatable=row.is_repeatable and index not in notes.bytes.changed,
+            flops=row.flops,
+            touched_bytes=row.touched_bytes,
         )
         for index, row in enumerate(rows)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import nn
 import swapkit
 from swapkit.errors import InvalidArgument, OverBudget, SessionError
 from swapkit.ir.machines import Machine
+from swapkit.planning.hardware import GIB, HARDWARE
 from swapkit.units import format_bytes
 from tests.conftest import is_pool_installed
 from tests.support import MIB, installed, limit_above_reserved
@@ -150,7 +152,7 @@ def test_budget_when_auto_then_the_free_memory_of_the_device() -> None:
     assert found.largest_batch > 128
 
 
-def test_model_when_on_meta_then_estimated_without_memory_or_a_link() -> None:
+def test_model_when_on_meta_then_estimated_without_memory_and_timed_with_a_link() -> None:
     with torch.device("meta"):
         model = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(4)])
         optimizer = torch.optim.SGD(model.parameters(), momentum=0.9, foreach=True)
@@ -160,7 +162,8 @@ def test_model_when_on_meta_then_estimated_without_memory_or_a_link() -> None:
         optimizer.step()
         optimizer.zero_grad()
 
-    options: Any = {"hardware": "H100", "batch_sizes": (1 << 16, 1 << 17), "budget": "80GiB"}
+    rates = replace(HARDWARE["H100"], out_bytes_per_second=0.0)  # its link is not known
+    options: Any = {"hardware": rates, "batch_sizes": (1 << 16, 1 << 17), "budget": "80GiB"}
     found = swapkit.estimate(step, model, optimizer, **options)
     assert found.optimizer_bytes == pytest.approx(4 * 1024 * 1025 * 4, rel=0.01)
     assert found.device == "cuda"
@@ -287,7 +290,7 @@ def test_estimate_when_the_step_raises_then_the_state_is_restored() -> None:
         ({"optimizer": 5}, "optimizer=5: expected a torch"),
         ({"budget": "plenty"}, "budget='plenty' is not understood"),
         ({"machine": 5}, "machine=5: expected"),
-        ({"hardware": "H100"}, "hardware='H100': operators on cpu are timed"),
+        ({"hardware": "H1000"}, "hardware='H1000': expected a Hardware or one of H100"),
     ],
 )
 def test_estimate_when_an_argument_is_wrong_then_named(options: dict[str, Any], text: str) -> None:
@@ -302,20 +305,19 @@ def test_estimate_when_an_argument_is_wrong_then_named(options: dict[str, Any], 
         swapkit.estimate(**{**given, **options})
 
 
-def test_budget_when_auto_or_missing_for_a_device_not_at_hand_then_refused() -> None:
+def test_budget_when_auto_or_missing_for_a_device_not_at_hand_then_its_memory_counts() -> None:
     with torch.device("meta"):
         model = nn.Linear(4, 4)
 
     def step(batch: int) -> None:
         model(torch.ones(batch, 4, device="meta")).sum().backward()
 
-    refused: list[tuple[dict[str, Any], str]] = [
-        ({"batch_sizes": (8, 16)}, "budget=None: to find the largest batch"),
-        ({"batch_sizes": (8, 16), "budget": "auto"}, "budget='auto' measures a real device"),
-    ]
-    for options, text in refused:
-        with pytest.raises(InvalidArgument, match=text):
-            swapkit.estimate(step, model, hardware="H100", **options)
+    for budget in (None, "auto"):
+        found = swapkit.estimate(step, model, hardware="4090", batch_sizes=(8, 16), budget=budget)
+        assert found.budgets == (int(0.96 * int(23.5 * GIB)),)
+    unknown = replace(HARDWARE["H100"], memory_bytes=0)
+    with pytest.raises(InvalidArgument, match="budget='auto': the memory of H100 is not known"):
+        swapkit.estimate(step, model, hardware=unknown, batch_sizes=(8, 16))
     with pytest.raises(InvalidArgument, match="hardware=None"):
         swapkit.estimate(lambda: step(8), model)
 

@@ -128,7 +128,7 @@ class FakeTimer:
     def go_on(self) -> None:
         self._delay()
 
-    def end(self, begun: str, _call: object, _result: object) -> str:
+    def end(self, begun: str, _function: object) -> str:
         assert begun == "begun"
         return "taken"
 
@@ -153,7 +153,7 @@ def test_timer_when_watched_then_the_same_times_beside_the_true_ones(
         timer.stop()
         timer.go_on()
         device["compute_busy_ns"] += ns
-        return timer.end(begun, None, None)
+        return timer.end(begun, None)
 
     taken = [run_operator(400_000), timer.nothing(), run_operator(600_000)]
     assert timer.seconds(taken) == [0.001, 0.0, 0.001]

@@ -10,7 +10,7 @@ import torch
 
 import swapkit
 from swapkit import cli
-from swapkit.ir.codec import read_planned, write_machine, write_trace
+from swapkit.ir.codec import read_planned, read_trace, write_machine, write_trace
 from swapkit.ir.machines import Machine
 
 if TYPE_CHECKING:
@@ -78,3 +78,18 @@ def test_plan_when_it_cannot_be_made_then_status_2_and_the_reason(
     assert reason in said.err
     assert "Traceback" not in said.err
     assert said.out == ""
+
+
+@pytest.mark.parametrize("command", [["plan", "TRACE", "80%"], ["estimate", "TRACE"]])
+def test_trace_when_the_machine_is_not_at_hand_then_its_times_are_modelled(
+    command: list[str], files: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [files[0] if each == "TRACE" else each for each in command]
+    found = []
+    for name in ("4090", "h100"):
+        assert cli.main([given[0], "--json", "--machine", name, *given[1:]]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    slow, fast = (each.get("plain_step_seconds") or each["step_seconds"] for each in found)
+    launches = 3e-6 * len(read_trace(files[0]).operators)
+    assert launches < fast < 1.1 * launches  # tiny operators: a launch each
+    assert slow > fast

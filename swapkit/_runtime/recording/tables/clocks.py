@@ -7,7 +7,7 @@ import statistics
 import threading
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -18,9 +18,6 @@ from swapkit._runtime.torch_compat.stream_delays import (
     LongCalls,
     is_capturing,
 )
-
-if TYPE_CHECKING:
-    from swapkit._runtime.recording.tables.roofline import Hardware
 
 _EMPTY_PAIRS = 16
 
@@ -44,7 +41,7 @@ class Timer:
         """Note that an operator begins; return a handle for `end`."""
         raise NotImplementedError
 
-    def end(self, begun: Any, call: tuple[Operator, Any, Any], result: object) -> Any:  # noqa: ANN401
+    def end(self, begun: Any, function: Operator) -> Any:  # noqa: ANN401
         """Note that the operator has ended; return a handle to its time, for `seconds`."""
         raise NotImplementedError
 
@@ -78,7 +75,7 @@ class HostTimer(Timer):
         """Return this thread's clock, without pauses."""
         return time.perf_counter() - self._stopped.get(threading.get_ident(), 0.0)
 
-    def end(self, begun: float, _call: object, _result: object) -> float:
+    def end(self, begun: float, _function: object) -> float:
         """Return the seconds since `begun`."""
         return self.begin() - begun
 
@@ -191,9 +188,7 @@ class StreamTimer(Timer):
         running.since = time.perf_counter()
         return running
 
-    def end(
-        self, begun: _TimedOperator | None, call: tuple[Operator, Any, Any], _result: object
-    ) -> _TimedOperator | None:
+    def end(self, begun: _TimedOperator | None, function: Operator) -> _TimedOperator | None:
         """Record the operator's last event, on any thread."""
         if begun is None:
             self.abandon()
@@ -204,8 +199,8 @@ class StreamTimer(Timer):
         begun.ended = self._record(begun)
         latest = begun.pauses[-1][1] if begun.pauses else begun.begun
         if latest.query():  # the delay is over: the stream may have waited since
-            self.long_calls.add(call[0], time.perf_counter() - begun.since, begun.delay)
-            begun.certain_seconds = self.long_calls.certain_seconds(call[0])
+            self.long_calls.add(function, time.perf_counter() - begun.since, begun.delay)
+            begun.certain_seconds = self.long_calls.certain_seconds(function)
         return begun
 
     def abandon(self) -> None:
@@ -264,26 +259,3 @@ class StreamTimer(Timer):
             if each is not None and seconds >= each.certain_seconds
         )
         return found
-
-
-class ModelTimer(Timer):
-    """A timer for tensors without memory: asks a model of the hardware that they stand for."""
-
-    def __init__(self, hardware: Hardware) -> None:
-        self._hardware = hardware
-
-    def begin(self) -> None:
-        """Do nothing: no operator runs."""
-
-    def end(self, _begun: None, call: tuple[Operator, Any, Any], result: object) -> float:
-        """Return the seconds that the hardware would take."""
-        function, args, kwargs = call
-        return self._hardware.seconds(function, args, kwargs, result)
-
-    def nothing(self) -> float:
-        """Return 0 seconds."""
-        return 0.0
-
-    def seconds(self, taken: Sequence[float]) -> list[float]:
-        """Return the handles: they are the times."""
-        return list(taken)

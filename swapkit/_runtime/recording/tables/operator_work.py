@@ -14,7 +14,6 @@ import torch
 from torch.utils import flop_counter
 
 from swapkit._runtime.operators.names import Operator
-from swapkit._runtime.recording.tables.storages import tensors_in
 
 _aten = torch.ops.aten
 _HALF_BYTES = 2  # FLOPs count for elements of this size; those on larger ones count more
@@ -35,20 +34,24 @@ NO_WORK = Work(0.0, 0)
 
 
 def find_work(
-    function: Operator, args: Sequence[Any], kwargs: dict[str, Any], result: object
+    function: Operator,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    result: object,
+    touched: Sequence[torch.Tensor],
 ) -> Work:
-    """Return what an operator does with these arguments and results. It never fails."""
-    given: list[torch.Tensor] = []
-    tensors_in((*args, *kwargs.values()), given)
-    made: list[torch.Tensor] = []
-    tensors_in((result,), made)
+    """Return what an operator does with these arguments and results. It never fails.
+
+    `touched`: the tensors among the arguments, then those among the results.
+    """
     try:
-        touched_bytes = sum(map(_touched_bytes, given)) + sum(map(_touched_bytes, made))
+        touched_bytes = sum(map(_touched_bytes, touched))
         flops = count_flops(function, args, kwargs, result)
     except Exception:  # noqa: BLE001 - formulas of users; tensors without sizes or strides
         return UNKNOWN
-    wide = given[0].element_size() / _HALF_BYTES if flops else 1.0
-    return Work(flops * max(wide, 1 / _HALF_BYTES), touched_bytes)
+    if flops:
+        flops *= max(1, touched[0].element_size()) / _HALF_BYTES
+    return Work(flops, touched_bytes)
 
 
 def count_flops(

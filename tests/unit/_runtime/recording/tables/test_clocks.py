@@ -59,7 +59,7 @@ class Caller:
             timer.go_on()
             device.host_us += LAUNCH_US
         device.run(kernels_us[-1])
-        self.taken.append(timer.end(begun, (function, (), {}), None))
+        self.taken.append(timer.end(begun, function))
         device.host_us += CALL_US - LAUNCH_US
 
     def call_waiting(self, function: OpOverload, *, count: int) -> None:
@@ -69,7 +69,7 @@ class Caller:
             begun = self.timer.begin()
             self.device.run(5)
             self.device.wait()
-            self.taken.append(self.timer.end(begun, (function, (), {}), None))
+            self.taken.append(self.timer.end(begun, function))
 
     def microseconds(self) -> list[float]:
         return [each * 1e6 for each in self.timer.seconds(self.taken)]
@@ -231,7 +231,7 @@ def test_operator_when_memory_is_made_in_another_one_inside_it_then_neither_take
     caller.grow()
     caller.timer.go_on()
     caller.device.run(70)
-    caller.taken.append(caller.timer.end(outer, (ADD, (), {}), None))
+    caller.taken.append(caller.timer.end(outer, ADD))
     inner_us, outer_us = caller.microseconds()
     assert inner_us == pytest.approx(5)
     assert outer_us < NOT_AT_ONCE_US / 2
@@ -248,7 +248,7 @@ def test_operator_when_a_capture_begins_inside_then_the_graph_gets_no_events(
         timer.stop()
     caller.device.is_capturing = True
     if ends_with == "end":
-        assert timer.end(begun, (ADD, (), {}), None) is None
+        assert timer.end(begun, ADD) is None
         return
     getattr(timer, ends_with)()
     timer.abandon()
@@ -331,7 +331,7 @@ def test_operators_when_a_graph_is_captured_then_it_gets_neither_events_nor_dela
     taken = caller.timer.begin()
     caller.timer.stop()
     caller.timer.go_on()
-    caller.taken.append(caller.timer.end(taken, (ADD, (), {}), None))
+    caller.taken.append(caller.timer.end(taken, ADD))
     assert caller.device.sleeps == sleeps
     caller.device.is_capturing = False
     caller.call(5)
@@ -382,4 +382,4 @@ def test_time_of_the_host_when_memory_is_made_then_it_stands_still(
     now[0] = 15.0
     timer.go_on()
     timer.go_on()  # without a beginning: it began before anybody looked
-    assert timer.end(begun, None, None) == 2.0
+    assert timer.end(begun, ADD) == 2.0

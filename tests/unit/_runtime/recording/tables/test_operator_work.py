@@ -9,6 +9,7 @@ import torch
 from torch.utils import flop_counter
 
 from swapkit._runtime.recording.tables.operator_work import UNKNOWN, count_flops, find_work
+from swapkit._runtime.recording.tables.storages import tensors_in
 from swapkit.ir.traces import Operator, Phase
 from swapkit.planning.hardware import Hardware
 
@@ -26,7 +27,10 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 
 def seconds(function: Any, *args: Any, **kwargs: Any) -> float:
-    work = find_work(function, args, kwargs, function(*args, **kwargs))
+    result = function(*args, **kwargs)
+    touched: list[torch.Tensor] = []
+    tensors_in((*args, result), touched)
+    work = find_work(function, args, kwargs, result, touched)
     assert work.flops is not None
     noted = Operator(name=str(function), seconds=1.0, phase=Phase.FORWARD, **work._asdict())
     return PLAIN.seconds(noted)
@@ -89,12 +93,12 @@ def test_work_when_a_formula_of_a_user_fails_then_it_is_unknown_and_training_goe
 
     monkeypatch.setitem(flop_counter.flop_registry, aten.mm, fail)
     operands = meta(2, 2), meta(2, 2)
-    assert find_work(aten.mm.default, operands, {}, meta(2, 2)) is UNKNOWN
+    assert find_work(aten.mm.default, operands, {}, meta(2, 2), operands) is UNKNOWN
 
 
 def test_work_when_elements_are_of_one_byte_then_arithmetic_counts_half() -> None:
     side = 64
     halves = [meta(side, side) for _ in range(2)]
     small = [meta(side, side, dtype=torch.int8) for _ in range(2)]
-    found = [find_work(aten.mm.default, each, {}, each[0]).flops for each in (halves, small)]
+    found = [find_work(aten.mm.default, each, {}, each[0], each).flops for each in (halves, small)]
     assert found == [2 * side**3, side**3]
