@@ -25,12 +25,14 @@
     ├── CorruptState             RuntimeError         a structure broke its invariants: a bug
     └── NativeBuildError         ImportError          the native part could not be built or loaded
 
-A training step that does not fit raises torch's own `torch.OutOfMemoryError`.
+A training step that does not fit raises torch's own `torch.OutOfMemoryError`. Warnings are of the
+category `SwapkitWarning`, a `UserWarning`.
 """
 
 from __future__ import annotations
 
 import re
+import warnings
 
 from swapkit.texts import printable_lines
 
@@ -42,6 +44,15 @@ class SwapkitError(Exception):
         """Keep the arguments, with escapes for control characters of texts."""
         shown = (printable_lines(each) if isinstance(each, str) else each for each in args)
         super().__init__(*shown, **named)
+
+
+class SwapkitWarning(UserWarning):
+    """Category of all warnings that swapkit gives."""
+
+
+def warn(text: str, stacklevel: int) -> None:
+    """Give a warning. `stacklevel`: 1 is the caller's line."""
+    warnings.warn(text, SwapkitWarning, stacklevel=stacklevel + 1)
 
 
 class InvalidArgument(SwapkitError, ValueError):

@@ -38,13 +38,13 @@ def printable_lines(text: str) -> str:
     return _HIDDEN.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
-def get_logger(name: str) -> logging.Logger:
-    """Return the logger of a module; the records that it makes are safe to show.
+def get_logger(topic: str) -> logging.Logger:
+    """Return the logger of a topic, below `swapkit`; the records that it makes are safe to show.
 
     Lines after a record's first are indented, so that no name can begin one that looks like another
     record.
     """
-    logger = logging.getLogger(name)
+    logger = logging.getLogger(f"swapkit.{topic}")
     logger.addFilter(_make_printable)
     return logger
 

@@ -93,7 +93,7 @@ __all__ = [
     "text_of",
 ]
 
-_log = get_logger(__name__)
+_log = get_logger("memory")
 
 NULL = ffi.NULL
 

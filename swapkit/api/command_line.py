@@ -30,7 +30,7 @@ from swapkit.units import parse_bytes
 if TYPE_CHECKING:
     import torch
 
-_log = get_logger(__name__)
+_log = get_logger("settings")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

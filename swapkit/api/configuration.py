@@ -129,7 +129,7 @@ def _fills_cache(
 #
 # `configure`: recompute and swap from a configuration document.
 
-_log = get_logger(__name__)
+_log = get_logger("settings")
 ASK_FOR_GROUP = "pass tensor_parallel_group="
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from swapkit.cli.base import DONE, CliCommand
+from swapkit.cli.base import DONE, CliCommand, waiting
 from swapkit.reporting.paths import PAGE
 
 
@@ -22,6 +22,7 @@ def report(*, record: str, output: str | None) -> int:
     from swapkit.reporting.html.page import draw_report
 
     page = Path(record).with_suffix(PAGE) if output is None else Path(output)
-    draw_report(record, page)
+    with waiting("drawing"):
+        draw_report(record, page)
     click.echo(f"{page}: {page.stat().st_size:,} bytes")
     return DONE

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
@@ -43,7 +45,9 @@ class _Root(click.Group):
     epilog=_CODES,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-@click.version_option(__version__, prog_name=NAME, message="%(prog)s %(version)s")
+@click.version_option(
+    __version__, "-V", "--version", prog_name=NAME, message="%(prog)s %(version)s"
+)
 @click.option("--cflags", is_flag=True, help="Print the compiler's options for custom operators.")
 @click.option("--libs", is_flag=True, help="Print the linker's options for custom operators.")
 @click.option(
@@ -54,6 +58,7 @@ class _Root(click.Group):
 @click.pass_context
 def root(ctx: click.Context, *, cflags: bool, libs: bool, compat: bool) -> int:
     """Train PyTorch models inside a memory budget."""
+    ctx.default_map = _read_defaults()
     options = {"--cflags": cflags, "--libs": libs, "--compat": compat}
     asked = [name for name, is_asked in options.items() if is_asked]
     if compat and not cflags:
@@ -83,6 +88,35 @@ _COMMANDS: tuple[CliCommand, ...] = (
 )
 for _command in _COMMANDS:
     root.add_command(_command)
+
+
+def _read_defaults() -> dict[str, dict[str, object]]:
+    """Return the options by command that `[tool.swapkit.COMMAND]` of ./pyproject.toml sets.
+
+    Python 3.10 has no parser for the file.
+
+    Raises:
+        UsageError: the file is malformed, or a command or option does not exist.
+    """
+    file = Path("pyproject.toml")
+    if sys.version_info < (3, 11) or not file.is_file():
+        return {}
+    import tomllib
+
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise click.UsageError(f"pyproject.toml: {error}") from None
+    found: dict[str, dict[str, object]] = document.get("tool", {}).get("swapkit", {})
+    for name, table in found.items():
+        command = root.commands.get(name)
+        options = set() if command is None else {each.name for each in command.params}
+        if command is None or not options.issuperset(table):
+            raise click.UsageError(
+                f"pyproject.toml: [tool.swapkit.{name}]: expected a command, with its options by "
+                "their names in Python, such as host_limit"
+            )
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

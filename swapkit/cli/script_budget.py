@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from swapkit._runtime.session.session import Session
 
-_log = get_logger(__name__)
+_log = get_logger("plan")
 
 
 class ScriptBudget:

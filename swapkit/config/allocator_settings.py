@@ -162,7 +162,7 @@ if __name__ == "__main__":
 # Source:
 #   torch 2.13 and torch_npu 2.13: the form of the text, and the precedence of the variables.
 
-_log = get_logger(__name__)
+_log = get_logger("settings")
 
 COMMON = "PYTORCH_ALLOC_CONF"
 OWN = {"cuda": "PYTORCH_CUDA_ALLOC_CONF", "npu": "PYTORCH_NPU_ALLOC_CONF"}

@@ -4,8 +4,9 @@
 `SWAP_SIZE_MULTIPLE`: a rescue frees this multiple of the missing bytes; minimum and default 1.
 `MEMORY_FRAGMENTATION`: 1 keeps memory that lives unequally long apart. `SWAP_LOG_LEVEL`, from 0
 (all) to 4, and `SWAP_LOG_RANK`, one rank or -1 for all: which messages are logged, and by which
-process; to standard error unless the program has set up `logging` itself. An invalid value is
-replaced by the default, or by the minimum, with a warning.
+process; to standard error unless the program has set up `logging` itself. `SWAPKIT_LOGS`: topics of
+which everything is logged, such as `plan,rescue`. An invalid value is replaced by the default, or
+by the minimum, with a warning.
 
 Other variables of MindSpeed and MindSpore are accepted and have no effect. `ADAPTIVE_RECOMPUTING`
 installed the original's allocator: call `swapkit.install()`. `vmmDefragment`, `reuseLimit`,
@@ -31,12 +32,12 @@ import logging
 import os
 import re
 import sys
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from swapkit.config.values import is_digits, read_value, read_variable
+from swapkit.errors import warn
 from swapkit.units import parse_bytes
 
 # Smaller storages are never moved: a transfer costs more than the memory is worth.
@@ -149,7 +150,7 @@ def _read_ranges(text: str, parts: Sequence[str]) -> dict[int, frozenset[int]]:
 
 
 def _warn(text: str) -> None:
-    warnings.warn(text, stacklevel=4)
+    warn(text, stacklevel=4)
 
 
 # ---- environment ---------------------------------------------------------------------------------
@@ -169,6 +170,7 @@ class Environment:
     memory_fragmentation: bool = False
     log_level: int | None = None  # of `logging`; None: as the program set it
     log_rank: int = ALL_RANKS
+    logs: tuple[str, ...] = ()  # topics of which everything is logged
     rank: int = 0  # of this process, from torchrun's RANK
     local_processes: int = 1  # that train on this machine, from torchrun's LOCAL_WORLD_SIZE
     node_processes: int = 0  # likewise, also from SLURM; 0: no launcher says so
@@ -188,6 +190,7 @@ def read_environment(variables: Mapping[str, str] = os.environ) -> Environment:
         memory_fragmentation=read("MEMORY_FRAGMENTATION", "a number from 0 to 1", 0) == 1,
         log_level=None if level is None else LOG_LEVELS[level],
         log_rank=read("SWAP_LOG_RANK", "a number from -1 to 1048575", ALL_RANKS),
+        logs=tuple(variables.get("SWAPKIT_LOGS", "").replace(",", " ").split()),
         rank=_number(variables, "RANK"),
         local_processes=max(1, local),
         node_processes=local or _read_slurm(variables),
@@ -241,14 +244,17 @@ class _OwnHandler(logging.Handler):
 
 
 def apply_log_level(environment: Environment) -> None:
-    """Set the level of swapkit's logger from the environment, if it specifies one.
+    """Set the levels of swapkit's loggers from the environment, if it specifies any.
 
     Also adds a handler: without one, Python prints only warnings, whatever the level.
     """
-    if environment.log_level is None:
-        return
     is_meant = environment.log_rank in {ALL_RANKS, environment.rank}
     logger = logging.getLogger("swapkit")
-    logger.setLevel(environment.log_level if is_meant else logging.CRITICAL + 1)
+    if environment.log_level is not None:
+        logger.setLevel(environment.log_level if is_meant else logging.CRITICAL + 1)
+    elif not environment.logs:
+        return
+    for topic in environment.logs if is_meant else ():
+        logging.getLogger(f"swapkit.{topic}").setLevel(logging.DEBUG)
     if not any(isinstance(handler, _OwnHandler) for handler in logger.handlers):
         logger.addHandler(_OwnHandler())

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -24,7 +23,7 @@ from swapkit.config.smart_swap import (
     read_smart_swap,
     swap_policy_config,
 )
-from swapkit.errors import InvalidArgument
+from swapkit.errors import InvalidArgument, warn
 from swapkit.units import MIB
 
 PROFILE_STEPS, LEAST_PROFILE_STEPS = 10, 5
@@ -358,7 +357,7 @@ def _swaps_optimizer(flags: _Flags, smart_swap: SmartSwapConfig | None) -> bool:
 
 
 def _warn(text: str) -> None:
-    warnings.warn(text, stacklevel=4)
+    warn(text, stacklevel=4)
 
 
 # ---- flags that exclude or need others ----------------------------------------------------------

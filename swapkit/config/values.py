@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 import re
-import warnings
 from collections.abc import Callable, Mapping
 from operator import ge, gt, le, lt
 from typing import TypeVar
+
+from swapkit.errors import warn
 
 _Default = TypeVar("_Default", bound="int | None")
 
@@ -80,5 +81,5 @@ def read_variable(
         return value
     if text:
         instead = "ignoring it" if default is None else f"using {default}"
-        warnings.warn(f"{name}={text!r}: expected {words}; {instead}", stacklevel=3)
+        warn(f"{name}={text!r}: expected {words}; {instead}", stacklevel=3)
     return default

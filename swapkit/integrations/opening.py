@@ -50,7 +50,7 @@ def require(package: str, wanted_by: str, *others: str) -> str:
 #
 # How callbacks open their sessions: checked options, and a word on memory outside the budget.
 
-_log = get_logger(__name__)
+_log = get_logger("settings")
 # What a callback passes itself.
 _OWN = ("limit", "model", "optimizer")
 

@@ -43,7 +43,7 @@ _COSTS = (
     "gradient checkpointing runs every layer twice, and what a layer saves stays on the device "
     "until its backward has ended, whatever the budget"
 )
-_log = get_logger(__name__)
+_log = get_logger("settings")
 
 
 class SwapkitCallback(TrainerCallback):

@@ -171,7 +171,7 @@ def list_cores(system: System, cpus: frozenset[int]) -> list[tuple[int, ...]]:
 #
 # The places of this process's devices, looked up once each.
 
-_log = get_logger(__name__)
+_log = get_logger("cpus")
 
 
 class DevicePlaces:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
@@ -17,7 +16,7 @@ from swapkit._runtime.process.runtime import Runtime
 from swapkit._runtime.torch_compat.accelerators import CUDA, Accelerator
 from swapkit._runtime.torch_compat.internals import C
 from swapkit.config.allocator_settings import read_allocator_settings
-from swapkit.errors import InvalidArgument, SessionError, Unsupported
+from swapkit.errors import InvalidArgument, SessionError, Unsupported, warn
 
 NO_LIMIT = ProcessLimit()
 
@@ -177,11 +176,10 @@ def _keep_benchmark_off() -> None:
 
     def refuse(on: bool) -> None:  # noqa: FBT001 - as torch calls it
         if on:
-            warnings.warn(
+            warn(
                 "torch.backends.cudnn.benchmark stays off: cuDNN can query free memory only from "
                 "torch's own allocator. To turn it on, use swapkit.install(device='cuda', "
                 "allocator='torch')",
-                RuntimeWarning,
                 stacklevel=3,
             )
         set_benchmark(False)

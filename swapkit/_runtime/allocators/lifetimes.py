@@ -18,7 +18,7 @@ from swapkit._runtime.model.tracker import NO_MODULE, ModuleTracker
 from swapkit.config.environment import read_environment
 from swapkit.texts import get_logger
 
-_log = get_logger(__name__)
+_log = get_logger("memory")
 
 
 class ProcessLifetimes:

@@ -102,7 +102,7 @@ DEVICE_RESERVE_SHARE, DEVICE_RESERVE_BYTES = 0.04, 512 * MIB
 # Left to other programs, and to this one's memory outside of the pool. Host copies take more.
 HOST_RESERVE_SHARE, HOST_RESERVE_BYTES = 0.10, 256 * MIB
 
-_log = get_logger(__name__)
+_log = get_logger("memory")
 
 
 def find_free_limit(installation: Installation[Any]) -> int:

@@ -26,7 +26,7 @@ from swapkit.planning.layout.steps import StepLives, read_step, repeated_share
 from swapkit.texts import get_logger
 from swapkit.units import format_bytes
 
-_log = get_logger(__name__)
+_log = get_logger("memory")
 
 QUIET_STEPS = 3  # that a layout waits for: it is made from two that end before it
 LEAST_REPEATED = 0.95  # share of bytes that two steps in a row must serve alike

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from swapkit.texts import get_logger
 
-_log = get_logger(__name__)
+_log = get_logger("compiled")
 reported: list[str] = []  # what was missing
 
 

@@ -13,7 +13,7 @@ from swapkit._runtime.compiled.missing_names import report_missing
 from swapkit._runtime.torch_compat import compilers
 from swapkit.texts import get_logger
 
-_log = get_logger(__name__)
+_log = get_logger("compiled")
 _COMPILED_HOOKS = "saved-tensor hooks that are graphs, which torch compiles"
 
 

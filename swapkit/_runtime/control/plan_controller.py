@@ -46,7 +46,7 @@ from swapkit.planning.selection.cases import Instruction, Outcome, Stage, StepMo
 from swapkit.planning.selection.learner import STRANGE
 from swapkit.texts import get_logger
 
-_log = get_logger(__name__)
+_log = get_logger("plan")
 ANY = ""  # the signature of all steps without a model
 
 

@@ -37,7 +37,7 @@ from swapkit.texts import get_logger
 if TYPE_CHECKING:
     import torch
 
-_log = get_logger(__name__)
+_log = get_logger("plan")
 # Plans leave this many granules free, if possible. A plan's layout and the memory beside it are
 # known to the byte, but each of their ends may lie inside a granule: of weights, states, small
 # blocks, and what is requested outside of the layout. If more is lost there between two steps, it

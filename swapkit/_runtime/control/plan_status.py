@@ -23,7 +23,7 @@ from swapkit.reporting.machines import format_seconds
 from swapkit.texts import get_logger
 from swapkit.units import format_bytes
 
-_log = get_logger(__name__)
+_log = get_logger("plan")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -113,7 +113,7 @@ def _digest(lines: Iterable[str]) -> str:
 # changes. So all ranks pass through the same rounds: a session that only some ranks have uses up
 # one round, and the sessions after it agree in the next.
 
-_log = get_logger(__name__)
+_log = get_logger("ranks")
 SESSIONS = "swapkit/sessions"  # the topic
 
 

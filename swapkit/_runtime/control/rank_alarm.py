@@ -29,7 +29,7 @@ from swapkit.errors import InvalidDocument, RankOutOfMemory, SwapkitError
 from swapkit.texts import get_logger
 from swapkit.units import format_bytes
 
-_log = get_logger(__name__)
+_log = get_logger("ranks")
 ONE, ALL = "rank", "all"  # the values of `on_oom`
 MOST_TEXT = 8192  # characters of an error's text that other ranks get
 # How often a rank asks the store; all ranks together ask no more often than this in a second.

@@ -30,7 +30,7 @@ from swapkit._runtime.control.board import Board
 from swapkit.errors import SessionError
 from swapkit.texts import get_logger
 
-_log = get_logger(__name__)
+_log = get_logger("ranks")
 LEADS = (4, 8, 16)  # steps between a proposal and its position, in each attempt
 COMPARED = 3  # ends of steps that ranks compare
 GO, NO, NEVER = "go", "no", "never"  # after `NO` there is another attempt

@@ -29,7 +29,7 @@ from swapkit.planning.resharding import WORTH, KeptWeights, choose_kept
 from swapkit.reporting.machines import format_seconds
 from swapkit.texts import get_logger
 
-_log = get_logger(__name__)
+_log = get_logger("plan")
 USER, AUTO = "user", "auto"  # who chooses
 POSITIONS_KEPT = 256  # ends of steps
 NAME = "reshard_after_forward"

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # wrote to it. So each session has a *mark*, and repeats the marks that it has read: a rank believes
 # only what was written after its own mark was read.
 
-_log = get_logger(__name__)
+_log = get_logger("plan")
 MOST_STEPS = 64  # between two readings; after news, first 1 step, then 2, and so on
 
 

@@ -154,7 +154,7 @@ class Repetitions:
 #
 # Planned recomputation in waits for other ranks: it takes no time there.
 
-_log = get_logger(__name__)
+_log = get_logger("plan")
 
 Wait = tuple[int, int]  # the events of the step before it, and its number among waits since then
 

@@ -35,7 +35,7 @@ from swapkit.ir.machines import Machine
 from swapkit.reporting.machines import summarize_machine
 from swapkit.texts import get_logger
 
-_log = get_logger(__name__)
+_log = get_logger("machine")
 
 # Maximum wait for another process that measures the same machine.
 PATIENCE_SECONDS = 20.0

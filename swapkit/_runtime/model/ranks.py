@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # The launcher knows (`config/environment.py`). Otherwise the ranks of the default process group
 # write their machines' names to its store, once for each process group.
 
-_log = get_logger(__name__)
+_log = get_logger("ranks")
 PATIENCE_SECONDS = 5.0  # for ranks that have not written yet
 _BOOT = Path("/proc/sys/kernel/random/boot_id")  # containers of one machine have the same
 _lock = threading.Lock()

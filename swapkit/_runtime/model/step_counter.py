@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
@@ -38,6 +37,7 @@ from swapkit._runtime.torch_compat.internals import (
     graph_task,
     nodes_made,
 )
+from swapkit.errors import warn
 
 if TYPE_CHECKING:
     import torch
@@ -212,7 +212,7 @@ class StepCounter:
             is_due = self.warns and self._uncounted == STEPS_UNTIL_WARNING
         if is_due:
             self._uncounted += 1
-            warnings.warn(_describe_uncounted(optimizer, self._find_model()), stacklevel=2)
+            warn(_describe_uncounted(optimizer, self._find_model()), stacklevel=2)
 
     def _note_instead(self, optimizer: torch.optim.Optimizer) -> None:
         """Make an optimizer count if it steps while no given one does. The lock is held."""

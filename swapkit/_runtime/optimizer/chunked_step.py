@@ -127,7 +127,7 @@ def _report(value: Any) -> Any:  # noqa: ANN401 - of the same kind
 # except LBFGS do. For any other optimizer, all states are copied in before the step and copied out
 # after it: the results are equally correct, but the device holds all states during the step.
 
-_log = get_logger(__name__)
+_log = get_logger("optimizer")
 _Method = TypeVar("_Method", bound="Callable[..., None]")
 
 MIN_BYTES = 1024

@@ -41,7 +41,7 @@ from swapkit.units import format_bytes
 # fit on the host, stays on the device: the optimizer works as usual, and only the savings are lost
 # (`StateMover.why_here` says why).
 
-_log = get_logger(__name__)
+_log = get_logger("optimizer")
 
 NO_ROOM = "finds no room on the host"
 MOST_WAIT_SECONDS = 1.0  # for a thread that drops a reference

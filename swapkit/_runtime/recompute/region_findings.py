@@ -6,7 +6,6 @@ import contextlib
 import enum
 import functools
 import itertools
-import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
@@ -18,6 +17,7 @@ import torch
 from swapkit._runtime.recompute.arguments import Template
 from swapkit._runtime.torch_compat.internals import submodules_of
 from swapkit._runtime.torch_compat.isolation import unseen, untraced_itself
+from swapkit.errors import warn
 from swapkit.texts import printable
 
 # ---- kinds ---------------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ class Known:
         if is_new:
             owner = call.owner
             name = getattr(owner, "__qualname__", type(owner).__qualname__)
-            warnings.warn(f"swapkit.checkpoint: {printable(name)} {text}", stacklevel=2)
+            warn(f"swapkit.checkpoint: {printable(name)} {text}", stacklevel=2)
 
     def _note_reason(self, owner: Any, reason: str) -> None:  # noqa: ANN401
         with contextlib.suppress(TypeError):  # the owner allows no weak reference

@@ -208,9 +208,7 @@ def _advise_budget(needs: StepNeeds, budget_bytes: int) -> list[str]:
         hints.append(
             "swapkit.offload(optimizer): its states, the largest part, then live on the host"
         )
-    hints.append(
-        "swapkit estimate train.py: the smallest budget of the script, and its step time by budget"
-    )
+    hints.append("swapkit estimate train.py: its smallest budget, and its step time by budget")
     return hints
 
 

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 # the thread that entered. That thread removes them at the end of its step, or when it next enters
 # or leaves a session. Until then the hooks pass tensors through.
 
-_log = get_logger(__name__)
+_log, _rescue_log = get_logger("session"), get_logger("rescue")
 
 
 class SessionLife:
@@ -160,6 +160,8 @@ class SessionLife:
         self.note_peak()
         controller = self.controller
         record = self.history.end_step(Stage.STABLE if controller is None else controller.stage)
+        if record.rescues:
+            _rescue_log.debug("step %d: %d rescues", record.step, record.rescues)
         if controller is None:
             in_use_bytes = self.installation.pool.in_use_bytes()
             self.names.end_step(in_use_bytes, is_short=record.rescues > 0)

@@ -140,7 +140,7 @@ def _owner(user: int) -> str:
 #
 # The user's cache: files that one process compiles or measures, for all later processes.
 
-_log = get_logger(__name__)
+_log = get_logger("build")
 
 LOOK_SECONDS = 0.05
 ABANDONED_SECONDS = 3600.0  # no compilation takes that long

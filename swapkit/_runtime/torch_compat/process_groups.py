@@ -18,7 +18,7 @@ from pathlib import Path
 from swapkit._runtime.torch_compat.internals import abort_groups, connect_again, group_stores
 from swapkit.texts import get_logger
 
-_log = get_logger(__name__)
+_log = get_logger("ranks")
 _FILES = Path("/proc/self/fd")
 _DEVICES = ("cpu", "cuda", "npu")  # for which a group may have a gloo backend
 MOST_INTERFACES = 16  # of one rank, from GLOO_SOCKET_IFNAME

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from swapkit._runtime.user_choices.part import Part
 
-_log = get_logger(__name__)
+_log = get_logger("settings")
 _Model = TypeVar("_Model", bound="torch.nn.Module")
 
 # ---- module patterns -----------------------------------------------------------------------------

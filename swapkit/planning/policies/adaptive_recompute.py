@@ -176,7 +176,7 @@ class ThresholdSearch:
 # Source:
 #   MindSpeed, adaptive selective recompute, figure 1.
 
-_log = get_logger(__name__)
+_log = get_logger("plan")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ from swapkit.units import format_bytes
 # Source:
 #   MindSpeed, SmartSwap, policy version 2.
 
-_log = get_logger(__name__)
+_log = get_logger("plan")
 
 LEAST_STAGES = 2  # between copy out and copy back
 _LAYER = re.compile(r"(?:^|.*?\.)\d+(?=\.|$)")

@@ -20,7 +20,7 @@ from swapkit.texts import get_logger
 #
 # Plans that the user gave, and the steps that follow them.
 
-_log = get_logger(__name__)
+_log = get_logger("plan")
 
 SWITCHED = "-"  # in a signature, before the modules whose training mode differs from the model's
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
 import pytest
 
 import swapkit
@@ -21,9 +27,15 @@ from swapkit.errors import (
 )
 from tests.meta.sources import ROOT
 
+if TYPE_CHECKING:
+    from pathlib import Path
 
-def test_version_when_asked_for_then_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["--version"]) == 0
+
+@pytest.mark.parametrize("option", ["-V", "--version"])
+def test_version_when_asked_for_then_printed(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([option]) == 0
     assert capsys.readouterr().out == f"swapkit {swapkit.__version__}\n"
 
 
@@ -55,6 +67,53 @@ def test_command_when_asked_for_help_then_every_option_is_described(
 def test_command_when_unknown_then_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["fly"]) == 2
     assert "No such command 'fly'" in capsys.readouterr().err
+
+
+SCRIPT = "import swapkit, torch\nprint(swapkit.sessions()[-1].limit_bytes)\n"
+
+
+@pytest.mark.parametrize(
+    ("variable", "table", "given", "expected"),
+    [
+        ("20MiB", "", [], 20),
+        ("20MiB", "budget = '30MiB'", [], 20),
+        (None, "budget = '30MiB'", [], 30),
+        ("20MiB", "budget = '30MiB'", ["--budget", "40MiB"], 40),
+    ],
+)
+def test_run_when_defaults_are_set_then_options_win_and_then_variables(
+    variable: str | None, table: str, given: list[str], expected: int, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT, encoding="utf-8")
+    text = f"[tool.swapkit.run]\ndevice = 'cpu'\n{table}\n"
+    (tmp_path / "pyproject.toml").write_text(text, encoding="utf-8")
+    found = {"PYTHONPATH": str(ROOT)} | ({} if variable is None else {"SWAPKIT_BUDGET": variable})
+    command = [sys.executable, "-m", "swapkit", "run", *given, "train.py"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | found, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == str(expected << 20), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[tool.swapkit.runs]\n", r"\[tool.swapkit.runs\]: expected a command"),
+        ("[tool.swapkit.run]\nbuget = 1\n", r"\[tool.swapkit.run\]: expected a command"),
+        ("[tool", "pyproject.toml: "),
+    ],
+)
+def test_defaults_when_malformed_or_unknown_then_status_2_and_why(
+    text: str,
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "pyproject.toml").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["machine"]) == BAD_INPUT
+    assert re.search(expected, capsys.readouterr().err)
 
 
 def test_shell_when_it_asks_for_completion_then_gets_a_script(

@@ -14,6 +14,7 @@ from swapkit.config.environment import (
     list_without_effect,
     read_environment,
 )
+from swapkit.errors import SwapkitWarning
 from tests.support import installed, start_python
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def test_log_level_when_a_number_then_that_of_logging(text: str, level: int) -> 
     ],
 )
 def test_log_setting_when_out_of_range_then_a_warning(name: str, text: str, instead: str) -> None:
-    with pytest.warns(UserWarning, match=f"{name}='{text}': expected a number from .*{instead}"):
+    with pytest.warns(SwapkitWarning, match=f"{name}='{text}': expected a number from .*{instead}"):
         assert read_environment({name: text}) == Environment()
 
 
@@ -130,6 +131,23 @@ def test_log_level_when_set_then_messages_are_printed_unless_the_program_logs_it
     assert lines == ["swapkit INFO: first", "own: second"]
     process = start_python(code, SWAP_LOG_LEVEL="")
     assert process.communicate(timeout=60)[1] == ""
+
+
+def test_logs_when_topics_are_named_then_all_of_them_is_logged_and_nothing_else() -> None:
+    code = """
+        import logging, swapkit
+        swapkit.install()
+        for topic in ("plan", "rescue", "ranks"):
+            logging.getLogger(f"swapkit.{topic}").debug("of %s", topic)
+        """
+    process = start_python(code, SWAPKIT_LOGS="plan, rescue", SWAP_LOG_LEVEL="")
+    _, printed = process.communicate(timeout=60)
+    lines = [line for line in printed.splitlines() if "compil" not in line]
+    assert lines == ["swapkit DEBUG: of plan", "swapkit DEBUG: of rescue"]
+    asked = {"SWAPKIT_LOGS": "plan", "SWAP_LOG_RANK": "1"}
+    logger = logging.getLogger("swapkit.plan")
+    apply_log_level(read_environment(asked))
+    assert logger.level == logging.NOTSET
 
 
 @pytest.mark.parametrize(("value", "count"), [("1", 1), ("0", 0), ("", 0)])
