@@ -12,6 +12,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 import swapkit
 
 if TYPE_CHECKING:
@@ -49,6 +51,7 @@ def tutorial_order(name: str) -> int:
 
 def start_anew(_gallery: dict[str, Any], _file: str) -> None:
     """Take swapkit out of the process, so that a tutorial starts as a program of its own does."""
+    torch.compiler.reset()  # its caches keep models
     gc.collect()
     swapkit.uninstall(force=True)
 

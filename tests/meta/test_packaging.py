@@ -13,7 +13,10 @@ import zipfile
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 
+import swapkit
+from swapkit.cli.root import root
 from tests.meta.sources import HEADER, NATIVE, ROOT, list_sources
 
 if TYPE_CHECKING:
@@ -116,3 +119,27 @@ def test_wheel_when_installed_without_torch_then_imports(wheel: Path, tmp_path: 
     run(*pip, "-c", ROOT / "constraints.txt", "cffi", cwd=tmp_path)
     run(*pip, "--no-deps", wheel, cwd=tmp_path)
     assert str(tmp_path / "venv") in run(python, "-c", PROBE, cwd=tmp_path)
+
+
+def test_citation_when_read_then_it_is_of_this_version() -> None:
+    document = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert document["version"] == swapkit.__version__
+    assert {"cff-version", "message", "title", "authors"} <= set(document)
+
+
+INSTRUCTIONS = {"FROM", "RUN", "WORKDIR", "COPY", "ENV", "USER", "CMD"}
+
+
+def test_dockerfile_when_read_then_its_instructions_and_commands_exist() -> None:
+    """Nobody builds the image here: each line is at least an instruction, each command ours."""
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    whole = "\n".join(lines).replace("\\\n", " ").splitlines()
+    assert {line.partition(" ")[0] for line in whole} == INSTRUCTIONS
+    stages = re.findall(r"^FROM \S+(?: AS (\w+))?$", "\n".join(whole), re.MULTILINE)
+    assert set(re.findall(r"--from=(\w+)", text)) <= set(stages)
+    commands = re.findall(r"swapkit\"?,? \"?(\w+)", "\n".join(whole))
+    assert commands
+    assert set(commands) <= set(root.commands)
+    minor = re.findall(r"^FROM python:3\.(\d+)-", text, re.MULTILINE)
+    assert len(set(minor)) == 1, "the virtual environment is of one Python"

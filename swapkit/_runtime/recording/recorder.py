@@ -21,7 +21,7 @@ from swapkit._runtime.recording.operator_runs import RecordingMode, form_of, run
 from swapkit._runtime.recording.saved_events import Savings
 from swapkit._runtime.recording.tables.blocks import NO_WORKSPACE
 from swapkit._runtime.recording.tables.kept_bytes import Read
-from swapkit._runtime.recording.tables.operator_work import NO_WORK, UNKNOWN, Work, find_work
+from swapkit._runtime.recording.tables.operator_work import NO_WORK, UNKNOWN, OpWork, find_work
 from swapkit._runtime.recording.tables.storages import tensors_in
 from swapkit._runtime.recording.trace_builder import build_trace
 from swapkit._runtime.recording.training_state import Optimizers
@@ -360,7 +360,7 @@ class Recorder(Notes):
         touched: tuple[tuple[int, ...], tuple[int, ...]],
         workspace: int,
         is_same: bool,  # noqa: FBT001
-        work: Work = NO_WORK,
+        work: OpWork = NO_WORK,
     ) -> None:
         reads, writes = touched
         phase = self.optimizers.phase()

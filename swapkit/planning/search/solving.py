@@ -223,7 +223,7 @@ def measure_budgets(
     found: dict[int, TradeOff] = {}
     for budget in sorted(set(budgets)):
         solved, there = _solve(problem, replace(machine, budget_bytes=budget), best)
-        if best is None or solved.trial.cost < best.cost:
+        if best is None or solved.trial.cost <= best.cost:  # with more room, it moves less
             best = solved.trial
         found[there.budget_bytes] = TradeOff(
             budget_bytes=there.budget_bytes,

@@ -331,6 +331,14 @@ def test_trade_offs_when_budget_grows_then_never_slower() -> None:
         assert each.bound_seconds <= each.seconds * (1 + 1e-6)
 
 
+def test_trade_offs_when_copies_cost_nothing_then_more_memory_still_moves_less() -> None:
+    free = replace(machine_with(1.0), out_bytes_per_second=1e15, in_bytes_per_second=1e15)
+    curve = trade_offs(trace(), free, (0.5, 0.7, 0.9, 1.0))
+    moved = [offer.swapped_bytes for offer in curve]
+    assert moved == sorted(set(moved), reverse=True)
+    assert (moved[0] > 0, moved[-1]) == (True, 0)
+
+
 def test_trade_offs_when_a_share_is_not_positive_then_error() -> None:
     with pytest.raises(InvalidArgument, match="above 0"):
         trade_offs(trace(), machine_with(1.0), (0.5, 0.0))

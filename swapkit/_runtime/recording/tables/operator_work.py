@@ -22,15 +22,15 @@ _FOR_CPU_BACKWARD = _aten._scaled_dot_product_flash_attention_for_cpu_backward  
 _SCALED_DOT_PRODUCT = "_scaled_dot_product"
 
 
-class Work(NamedTuple):
+class OpWork(NamedTuple):
     """What an operator does, as in `Operator`; None: not known."""
 
     flops: float | None = None
     touched_bytes: int | None = None
 
 
-UNKNOWN = Work()
-NO_WORK = Work(0.0, 0)
+UNKNOWN = OpWork()
+NO_WORK = OpWork(0.0, 0)
 
 
 def find_work(
@@ -39,7 +39,7 @@ def find_work(
     kwargs: dict[str, Any],
     result: object,
     touched: Sequence[torch.Tensor],
-) -> Work:
+) -> OpWork:
     """Return what an operator does with these arguments and results. It never fails.
 
     `touched`: the tensors among the arguments, then those among the results.
@@ -51,7 +51,7 @@ def find_work(
         return UNKNOWN
     if flops:
         flops *= max(1, touched[0].element_size()) / _HALF_BYTES
-    return Work(flops, touched_bytes)
+    return OpWork(flops, touched_bytes)
 
 
 def count_flops(
