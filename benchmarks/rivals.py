@@ -221,6 +221,32 @@ def compare(rounds: int) -> dict[str, list[Figures]]:
     return found
 
 
+def describe(
+    name: str, runs: list[Figures], base: list[Figures], figures: Figures
+) -> tuple[str, ...]:
+    """Return the row of a way, and add its figures."""
+    way = WAYS[name]
+    lines = count_lines(way.make)
+    if runs[0]["outcome"]:
+        return (name, "", "", "", "", "", str(lines), runs[0]["outcome"])
+    peak_bytes = max(each["peak_bytes"] for each in runs)
+    ratio = statistics.median(
+        each["step_ms"] / other["step_ms"] for each, other in zip(runs, base, strict=True)
+    )
+    is_same = {each["bits"] for each in runs} == {base[0]["bits"]}
+    figures |= {
+        f"{name}: peak_bytes": peak_bytes,
+        f"{name}: step_ratio": ratio,
+        f"{name}: same_bits": is_same,
+        f"{name}: lines": lines,
+    }
+    limit = format_bytes(runs[0]["limit_bytes"]) if way.limit else "none"
+    part = f"{peak_bytes / max(each['peak_bytes'] for each in base):.0%}"
+    same = "yes" if is_same else "NO"
+    cells = (limit, format_bytes(peak_bytes), part, f"{ratio:.2f}", same, str(lines))
+    return (name, *cells, way.cannot)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
@@ -232,32 +258,8 @@ def main() -> None:
         print(json.dumps(train(options.train, options.limit)))
         return
     found = compare(options.rounds)
-    base = found["plain"]
-    rows: list[tuple[str, ...]] = []
     figures: Figures = {}
-    for name, runs in found.items():
-        way = WAYS[name]
-        lines = count_lines(way.make)
-        if runs[0]["outcome"]:
-            rows.append((name, "", "", "", "", "", str(lines), runs[0]["outcome"]))
-            continue
-        peak_bytes = max(each["peak_bytes"] for each in runs)
-        ratio = statistics.median(
-            each["step_ms"] / other["step_ms"] for each, other in zip(runs, base, strict=True)
-        )
-        is_same = {each["bits"] for each in runs} == {base[0]["bits"]}
-        limit_bytes = runs[0]["limit_bytes"]
-        part = peak_bytes / max(each["peak_bytes"] for each in base)
-        figures |= {
-            f"{name}: peak_bytes": peak_bytes,
-            f"{name}: step_ratio": ratio,
-            f"{name}: same_bits": is_same,
-            f"{name}: lines": lines,
-        }
-        limit = format_bytes(limit_bytes) if limit_bytes else "none"
-        same = "yes" if is_same else "NO"
-        cells = (limit, format_bytes(peak_bytes), f"{part:.0%}", f"{ratio:.2f}", same, str(lines))
-        rows.append((name, *cells, way.cannot))
+    rows = [describe(name, runs, found["plain"], figures) for name, runs in found.items()]
     print(format_table(HEADS, rows))
     print("\n[1] the copies on the host count here, since the CPU has one memory for both")
     versions = []

@@ -37,6 +37,7 @@ from swapkit.reporting.estimates import Estimate, LargestBatch
 from swapkit.units import MIB, parse_bytes, round_up, show
 
 Amount: TypeAlias = int | float | str
+_Target: TypeAlias = "tuple[Machine | str | os.PathLike[str] | None, Hardware | None]"
 
 # ---- budget trials -------------------------------------------------------------------------------
 #
@@ -263,21 +264,25 @@ def estimate_trace(
     return _conclude([trace], None, (machine, hardware), budgets, tried or BudgetNeed())
 
 
+def _find_target(target: _Target, trace: Trace) -> Machine | None:
+    """Return the machine, with the budget of a plain step; None: its links are not known."""
+    links, hardware = target
+    if links is None and hardware is not None and (links := hardware.machine) is None:
+        return None
+    return find_machine(links, trace, trace.peak_bytes)
+
+
 def _conclude(
     traces: Sequence[Trace],
     sizes: tuple[int, int] | None,
-    target: tuple[Machine | str | os.PathLike[str] | None, Hardware | None],
+    target: _Target,
     asked: Sequence[Amount],
     tried: BudgetNeed,
 ) -> Estimate:
     """Return the estimate of recorded steps."""
     trace = traces[-1]
-    links, hardware = target
-    budgets = sorted({_parse_budget(each, trace, hardware) for each in asked})
-    if links is None and hardware is not None:
-        links = hardware.machine
-    is_known = links is not None or hardware is None
-    machine = find_machine(links, trace, trace.peak_bytes) if is_known else None
+    machine = _find_target(target, trace)
+    budgets = sorted({_parse_budget(each, trace, target[1]) for each in asked})
     is_cpu = torch.device(trace.device).type == CPU.type
     granule_bytes = os.sysconf("SC_PAGE_SIZE") if is_cpu else ACCELERATOR_GRANULE_BYTES
     planned = find_need(trace, machine, granule_bytes)  # of a session with a plan

@@ -85,8 +85,7 @@ def estimate(
         raise click.UsageError("expected a script, -m and a module, or the file of a trace")
     for budget in budgets:
         check_budget(budget)
-    if machine_file is not None and find_hardware(machine_file) is None:
-        read_argument("--machine", machine_file, read_machine, _MACHINE)
+    _check_machine(machine_file)
     stdout: TextIO | None = None
     if not is_module and Path(program[0]).suffix == _TRACE_SUFFIX:
         trace = _read_trace(program)
@@ -104,6 +103,11 @@ def estimate(
         text = json.dumps(found.to_dict(), indent=2) if as_json else str(found)
         click.echo(text, file=stdout)
     return DONE
+
+
+def _check_machine(machine_file: str | None) -> None:
+    if machine_file is not None and find_hardware(machine_file) is None:
+        read_argument("--machine", machine_file, read_machine, _MACHINE)
 
 
 def _read_trace(program: Sequence[str]) -> Trace:

@@ -45,7 +45,7 @@ SPREAD: dict[str, Any] = {
     "offset": [[0, 1, 1, 1, 1], [1, 1, 1, 1, 0]],
 }
 OFF = {"swap": False}
-LOGGER = "swapkit.api.configuration"
+LOGGER = "swapkit.settings"
 
 
 def swap(**config: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ CLASSES = {
 
 
 def test_tree_when_read_then_it_names_every_error_of_the_module() -> None:
-    assert {name for name, _ in TREE} | {"SwapkitError"} == set(CLASSES)
+    assert {name for name, _ in TREE} | {"SwapkitError", "SwapkitWarning"} == set(CLASSES)
 
 
 @pytest.mark.parametrize(("name", "builtin"), TREE)

@@ -160,8 +160,7 @@ class SessionLife:
         self.note_peak()
         controller = self.controller
         record = self.history.end_step(Stage.STABLE if controller is None else controller.stage)
-        if record.rescues:
-            _rescue_log.debug("step %d: %d rescues", record.step, record.rescues)
+        _log_rescues(record.step, record.rescues)
         if controller is None:
             in_use_bytes = self.installation.pool.in_use_bytes()
             self.names.end_step(in_use_bytes, is_short=record.rescues > 0)
@@ -513,3 +512,8 @@ def _watch() -> None:
 def _is_active(bound: _BoundSession) -> bool:
     session = bound.session()
     return session is not None and session.is_active
+
+
+def _log_rescues(step: int, rescues: int) -> None:
+    if rescues:
+        _rescue_log.debug("step %d: %d rescues", step, rescues)

@@ -292,7 +292,7 @@ def test_stage_when_it_has_no_layers_then_nothing_to_choose(
 def test_log_when_configured_then_as_printed_with_single_blanks_and_backslashes(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO, "swapkit.api.configuration")
+    caplog.set_level(logging.INFO, "swapkit.settings")
     document = {**op_swap(op_name=r"feed_forward\.mul"), **recompute(select_recompute=[1])}
     configuration = swapkit.configure(make_model(), document)
     logged = [each.getMessage() for each in caplog.records if each.levelname == "INFO"]

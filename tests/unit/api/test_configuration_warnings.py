@@ -10,7 +10,7 @@ import pytest
 import swapkit
 from tests.unit.scoped import make_model
 
-LOGGER = "swapkit.api.configuration"
+LOGGER = "swapkit.settings"
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:

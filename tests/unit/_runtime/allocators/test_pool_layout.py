@@ -171,7 +171,7 @@ def test_layout_when_steps_change_for_good_then_it_goes_and_a_new_one_comes(
 ) -> None:
     run(steps, QUIET_STEPS + 1)
     other = tuple(2 * each for each in SIZES)
-    with caplog.at_level(logging.DEBUG, pool_layout.__name__):
+    with caplog.at_level(logging.DEBUG, "swapkit.memory"):
         for _ in range(MOST_DRIFT):
             steps.run(other)
         assert steps.layout.stats().height_bytes == 0
