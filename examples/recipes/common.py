@@ -14,11 +14,19 @@ from swapkit.reporting.estimates import Estimate
 
 @dataclass
 class Training:
-    """A model, its optimizer, and a function that trains one step and returns the loss."""
+    """A model, its optimizer, and a function that returns the loss of one batch."""
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
-    step: Callable[[], torch.Tensor]
+    find_loss: Callable[[], torch.Tensor]
+
+    def step(self) -> torch.Tensor:
+        """Train one step; return its loss."""
+        loss = self.find_loss()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.detach()
 
 
 MakeTraining = Callable[[argparse.Namespace, torch.device], Training]

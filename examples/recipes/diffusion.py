@@ -53,18 +53,14 @@ def make_training(options: argparse.Namespace, device: torch.device) -> Training
     latents = torch.randn(options.rows, 4, pixels, pixels, **like)
     text = torch.randn(options.rows, TEXT_TOKENS, text_width, **like)
 
-    def step() -> torch.Tensor:
+    def find_loss() -> torch.Tensor:
         noise = torch.randn_like(latents)
         times = torch.randint(NOISE_STEPS, (options.rows,), device=device)
         noisy = scheduler.add_noise(latents, noise, times)
         predicted = model(noisy, times, text).sample
-        loss = functional.mse_loss(predicted.float(), noise.float())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
+        return functional.mse_loss(predicted.float(), noise.float())
 
-    return Training(model, optimizer, step)
+    return Training(model, optimizer, find_loss)
 
 
 def make_options(arguments: list[str] | None = None) -> argparse.Namespace:

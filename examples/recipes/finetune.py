@@ -12,6 +12,7 @@ With a size instead of a model, the weights are random. The text is random, too:
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from typing import Any
 
 import torch
@@ -110,9 +111,14 @@ def make_batch(options: argparse.Namespace, words: int, device: torch.device) ->
     return torch.randint(words, (options.rows, options.tokens), device=device)
 
 
+def without_adapters(model: Any) -> Any:
+    """Return the causal model below LoRA, whose layers have the adapters inside."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
 def find_loss(model: Any, ids: torch.Tensor) -> torch.Tensor:
     """Return the mean loss of predicting each token from those before it, part by part."""
-    whole = model.get_base_model() if hasattr(model, "get_base_model") else model
+    whole = without_adapters(model)
     states = whole.model(ids[:, :-1]).last_hidden_state.flatten(0, 1)
     parts = zip(states.split(PART), ids[:, 1:].flatten().split(PART), strict=True)
     losses = [
@@ -128,18 +134,10 @@ def make_training(options: argparse.Namespace, device: torch.device) -> Training
         options.tokens = 64
     model = make_model(options, device).train()
     if options.compile:
-        model.compile()
+        without_adapters(model).model.compile()  # what the loss calls
     optimizer = choose_optimizer(model, device, rate=1e-4)
     ids = make_batch(options, model.config.vocab_size, device)
-
-    def step() -> torch.Tensor:
-        loss = find_loss(model, ids)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
-
-    return Training(model, optimizer, step)
+    return Training(model, optimizer, partial(find_loss, model, ids))
 
 
 def make_options(arguments: list[str] | None = None) -> argparse.Namespace:

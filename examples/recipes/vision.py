@@ -43,14 +43,10 @@ def make_training(options: argparse.Namespace, device: torch.device) -> Training
     images = torch.randn(options.rows, 3, pixels, pixels, dtype=torch.bfloat16, device=device)
     classes = torch.randint(CLASSES, (options.rows,), device=device)
 
-    def step() -> torch.Tensor:
-        loss = functional.cross_entropy(model(images).logits.float(), classes)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.detach()
+    def find_loss() -> torch.Tensor:
+        return functional.cross_entropy(model(images).logits.float(), classes)
 
-    return Training(model, optimizer, step)
+    return Training(model, optimizer, find_loss)
 
 
 def make_options(arguments: list[str] | None = None) -> argparse.Namespace:
