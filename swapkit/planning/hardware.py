@@ -14,7 +14,10 @@ from swapkit.ir.traces import Operator, Trace
 
 _ATTENTION = "attention"
 GIB = 1 << 30
-_FREE = 0.96  # of the memory: as `swapkit.budget("auto")` takes
+# Left by `swapkit.budget("auto")` to what takes memory of a GPU or NPU beside the pool, partly only
+# later in training: kernels that the driver loads on first use, buffers of NCCL and HCCL, handles
+# of libraries.
+DEVICE_RESERVE_SHARE, DEVICE_RESERVE_BYTES = 0.04, 512 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +57,9 @@ class Hardware:
         """The device with what `swapkit.budget("auto")` takes of it; None: no link is known."""
         if not (self.memory_bytes and self.out_bytes_per_second and self.in_bytes_per_second):
             return None
+        reserve_bytes = max(DEVICE_RESERVE_BYTES, DEVICE_RESERVE_SHARE * self.memory_bytes)
         return Machine(
-            budget_bytes=int(_FREE * self.memory_bytes),
+            budget_bytes=int(self.memory_bytes - reserve_bytes),
             out_bytes_per_second=self.out_bytes_per_second,
             in_bytes_per_second=self.in_bytes_per_second,
             duplex=self.duplex,

@@ -15,6 +15,7 @@ from swapkit._runtime.saved.device import CPU
 from swapkit._runtime.torch_compat.accelerators import ACCELERATORS
 from swapkit.config.environment import read_environment
 from swapkit.errors import InvalidArgument
+from swapkit.planning.hardware import DEVICE_RESERVE_BYTES, DEVICE_RESERVE_SHARE
 from swapkit.texts import get_logger
 from swapkit.units import MIB, format_bytes, parse_bytes, show
 
@@ -96,9 +97,6 @@ def _read_table(file: Path) -> dict[str, int]:
 # processes of this machine share, each gets an equal part of what is free.
 
 AUTO = "auto"
-# Left to what takes memory of a GPU or NPU beside the pool, partly only later in training: kernels
-# that the driver loads on first use, buffers of NCCL and HCCL, handles of libraries.
-DEVICE_RESERVE_SHARE, DEVICE_RESERVE_BYTES = 0.04, 512 * MIB
 # Left to other programs, and to this one's memory outside of the pool. Host copies take more.
 HOST_RESERVE_SHARE, HOST_RESERVE_BYTES = 0.10, 256 * MIB
 
