@@ -17,6 +17,7 @@ import hashlib
 import importlib.metadata
 import inspect
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -131,6 +132,33 @@ def ramtorch(training: Training) -> Step:
     return step
 
 
+def deepspeed_offload(training: Training) -> Step:
+    import deepspeed  # type: ignore[import-not-found]
+    from torch.distributed import HashStore, init_process_group  # type: ignore[attr-defined]
+
+    init_process_group("gloo", rank=0, world_size=1, store=HashStore())
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "zero_optimization": {
+            "stage": 2,
+            "offload_optimizer": {"device": "cpu"},
+            "reduce_bucket_size": 4_000_000,  # elements; by default 2 GB for this small model
+        },
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+    }
+    optimizer = torch.optim.AdamW(training.model.parameters(), lr=1e-3)
+    engine, *_ = deepspeed.initialize(model=training.model, optimizer=optimizer, config=config)
+
+    def step(tokens: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = engine(tokens)
+        engine.backward(loss)
+        engine.step()
+        return loss.detach()
+
+    return step
+
+
 def swapkit_budget(training: Training) -> Step:
     step = training.loop()
     swapkit.budget(training.limit_bytes, training.model, training.optimizer).__enter__()
@@ -154,6 +182,10 @@ WAYS = {
     ),
     "RamTorch OffloadModel": Way(
         ramtorch, "no limit; the model is cut into chunks by hand [1]; no loop of one's own"
+    ),
+    "DeepSpeed ZeRO-Offload": Way(
+        deepspeed_offload,
+        "no limit; moves gradients and optimizer states only [1]; the optimizer steps on the CPU",
     ),
     "swapkit at 80 %": Way(swapkit_budget, limit=("plain", 0.8)),
     "swapkit at 60 %": Way(swapkit_budget, limit=("plain", 0.6)),
@@ -199,7 +231,8 @@ def count_lines(way: Callable[[Training], Step]) -> int:
 
 def run(name: str, limit_bytes: int) -> Figures:
     command = [sys.executable, __file__, "--train", name, "--limit", str(limit_bytes)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    variables = {**os.environ, "LOCAL_RANK": "0"}  # DeepSpeed asks for it
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines()
         return {"outcome": lines[-1][:100] if lines else f"exit code {done.returncode}"}
@@ -263,7 +296,7 @@ def main() -> None:
     print(format_table(HEADS, rows))
     print("\n[1] the copies on the host count here, since the CPU has one memory for both")
     versions = []
-    for package in ("torch", "ramtorch"):
+    for package in ("torch", "deepspeed", "ramtorch"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions.append(f"{package} {importlib.metadata.version(package)}")
     print(f"{', '.join(versions)}; {SHAPE}")
