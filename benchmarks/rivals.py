@@ -59,6 +59,7 @@ class Training:
         self.model = Llama(SHAPE).train()
         self.limit_bytes = limit_bytes
         self.optimizer: Any = None
+        self.blocks = contextlib.ExitStack()  # around the loop
 
     def loop(self) -> Step:
         """Return the step of an ordinary loop."""
@@ -161,7 +162,8 @@ def deepspeed_offload(training: Training) -> Step:
 
 def swapkit_budget(training: Training) -> Step:
     step = training.loop()
-    swapkit.budget(training.limit_bytes, training.model, training.optimizer).__enter__()
+    session = swapkit.budget(training.limit_bytes, training.model, training.optimizer)
+    training.blocks.enter_context(session)
     return step
 
 
@@ -203,22 +205,25 @@ def train(name: str, limit_bytes: int) -> Figures:
         return {"outcome": f"{error.name} is not installed"}
     generator = torch.Generator().manual_seed(1)
     times, losses = [], []
-    for number in range(WARMUP + STEPS):
-        tokens = torch.randint(SHAPE.vocabulary, (1, SHAPE.tokens), generator=generator)
-        if number == WARMUP:
-            swapkit.reset_peak_memory_stats("cpu")
-        began = time.perf_counter()
-        losses.append(step(tokens))
-        times.append(time.perf_counter() - began)
+    with training.blocks:
+        for number in range(WARMUP + STEPS):
+            tokens = torch.randint(SHAPE.vocabulary, (1, SHAPE.tokens), generator=generator)
+            if number == WARMUP:
+                swapkit.reset_peak_memory_stats("cpu")
+            began = time.perf_counter()
+            losses.append(step(tokens))
+            times.append(time.perf_counter() - began)
     digest = hashlib.sha256()
     for parameter in training.model.parameters():
         value = parameter.to_local() if hasattr(parameter, "to_local") else parameter
         digest.update(value.detach().contiguous().numpy().tobytes())
     digest.update(torch.stack(losses).numpy().tobytes())
+    peak_bytes = swapkit.memory_stats("cpu")["allocated_bytes.all.peak"]
+    assert not limit_bytes or peak_bytes <= limit_bytes
     return {
         "outcome": "",
         "step_ms": statistics.median(times[WARMUP:]) * 1e3,
-        "peak_bytes": swapkit.memory_stats("cpu")["allocated_bytes.all.peak"],
+        "peak_bytes": peak_bytes,
         "bits": digest.hexdigest(),
     }
 
@@ -282,7 +287,7 @@ def describe(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--train", choices=WAYS, help=argparse.SUPPRESS)
     parser.add_argument("--limit", type=int, default=0, help=argparse.SUPPRESS)
