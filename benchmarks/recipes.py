@@ -64,6 +64,9 @@ RECIPES = (
     Recipe("finetune", "--size 13b --method lora --tokens 4096 --rows 8", "H100"),
     Recipe("finetune", "--size 32b --method lora --tokens 8192", "H100"),
     Recipe("finetune", "--size 3b --tokens 131072", "H100"),
+    Recipe("fsdp", "--size 7b --ranks 8 --tokens 4096", "RTX 4090"),
+    Recipe("fsdp", "--size 13b --ranks 8 --tokens 4096", "RTX 4090"),
+    Recipe("fsdp", "--size 32b --ranks 8 --tokens 8192", "H100"),
     Recipe("vision", "--size large --rows 256", "RTX 4090"),
     Recipe("vision", "--size huge --rows 256", "RTX 4090"),
     Recipe("diffusion", "--size sd15 --rows 32", "RTX 4090"),
@@ -79,6 +82,9 @@ def estimate_recipe(recipe: Recipe) -> Estimate:
     """Return the estimate that the recipe's own command prints."""
     module = importlib.import_module(recipe.script)
     options = module.make_options(recipe.options.split())
+    if recipe.script == "fsdp":
+        sharded: Estimate = module.estimate(options, recipe.device)
+        return sharded
     common = importlib.import_module("common")
     found: Estimate = common.estimate(options, module.make_training, recipe.device)
     return found

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     Step = Callable[[torch.Tensor], torch.Tensor]
 
 SHAPE = Shape(layers=6, width=384, heads=6, key_heads=6, hidden=1024, vocabulary=4096, tokens=1024)
-WARMUP, STEPS = 4, 6
+WARMUP, STEPS = 10, 8
 HEADS = ("way", "limit", "peak", "of plain", "step", "same bits", "lines", "what it cannot do")
 SHARED_LINES = 2  # of each way's function: its head, and the loop that all share
 
@@ -287,7 +287,7 @@ def describe(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--train", choices=WAYS, help=argparse.SUPPRESS)
     parser.add_argument("--limit", type=int, default=0, help=argparse.SUPPRESS)

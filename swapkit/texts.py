@@ -8,11 +8,16 @@ and the texts of errors by `SwapkitError`.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
+import sys
+import threading
+from collections.abc import Iterator
 
 # What `re.compile` raises: also for too large a number of repetitions, and for deep nesting.
 PATTERN_ERRORS = (re.error, OverflowError, RecursionError)
+PATIENCE_SECONDS = 2.0  # after which a line says what is under way
 _HIDDEN = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -55,3 +60,25 @@ def _make_printable(record: logging.LogRecord) -> bool:
     if shown != text:
         record.msg, record.args = shown, ()
     return True
+
+
+@contextlib.contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Show on stderr what is under way: on a terminal at once, elsewhere if it takes long.
+
+    Args:
+        what: a few words.
+    """
+    if not sys.stderr.isatty():
+        timer = threading.Timer(PATIENCE_SECONDS, print, (f"{what} ...",), {"file": sys.stderr})
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(f"{what} ..."):
+        yield

@@ -86,10 +86,13 @@ class Setup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """What is put around the forward pass."""
+    """What is put around the forward pass, and what takes the place of ordinary parts."""
 
     scope: Scope = contextlib.nullcontext
     same_bits: bool = True  # compiled code may add in another order
+    make_optimizer: Callable[[], torch.optim.Optimizer] | None = None  # None: AdamW
+    # Forward and backward; returns the loss. None: those of an ordinary loop.
+    run: Callable[[torch.Tensor], torch.Tensor] | None = None
 
 
 def install(setup: Setup) -> None:
@@ -166,6 +169,48 @@ def library(name: str, _setup: Setup, model: torch.nn.Module) -> Method:
     return Method(scope=scope)
 
 
+def fsdp2_offload(_setup: Setup, model: torch.nn.Module) -> Method:
+    """Keep weights, gradients and states on the host, on one rank."""
+    from torch.distributed import HashStore, init_process_group  # type: ignore[attr-defined]
+    from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+
+    init_process_group("fake", rank=0, world_size=1, store=HashStore())
+    for block in (*as_stack(model).blocks, model):
+        fully_shard(block, offload_policy=CPUOffloadPolicy())
+    return Method()
+
+
+def torchao_offload(_setup: Setup, model: torch.nn.Module) -> Method:
+    """Keep the optimizer's states on the host, and step there."""
+    from torchao.optim import CPUOffloadOptimizer  # type: ignore[import-not-found]
+
+    make = partial(CPUOffloadOptimizer, model.parameters(), torch.optim.AdamW, fused=True, lr=1e-4)
+    return Method(make_optimizer=make)
+
+
+def ramtorch(setup: Setup, model: torch.nn.Module) -> Method:
+    """Keep everything on the host, and stream a window of layers."""
+    from ramtorch import OffloadModel  # type: ignore[import-not-found]
+
+    stack = as_stack(model.cpu())
+    chunks = [stack.embedding, *stack.blocks, torch.nn.Sequential(stack.norm, stack.head)]
+    options = {"window": 2, "keep_activations": True, "offload_activations": True}
+    offloaded = OffloadModel(chunks, device=setup.device, **options)
+
+    def find_loss(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        kept = logits[:, :-1].float().flatten(0, 1)
+        return torch.nn.functional.cross_entropy(kept, tokens[:, 1:].flatten())
+
+    def run(tokens: torch.Tensor) -> torch.Tensor:
+        result: Any = offloaded.step(tokens, targets=tokens, loss_fn=find_loss)
+        offloaded.flush_grads()
+        loss: torch.Tensor = result.loss
+        return loss
+
+    make = partial(torch.optim.AdamW, offloaded.parameters(), fused=True, lr=1e-4)
+    return Method(run=run, make_optimizer=make)
+
+
 def compiled(setup: Setup, model: torch.nn.Module) -> Method:
     """Compile each block, which may save a share of what it would save for backward."""
     config: Any = importlib.import_module("torch._functorch.config")
@@ -197,6 +242,9 @@ METHODS: dict[str, Callable[[Setup, torch.nn.Module], Method]] = {
     "reference": reference,
     "torchtune": partial(library, "torchtune"),
     "trl": partial(library, "trl"),
+    "fsdp2_offload": fsdp2_offload,
+    "torchao_offload": torchao_offload,
+    "ramtorch": ramtorch,
     "compile": compiled,
     "swapkit": swapped,
     "overhead": swapped,

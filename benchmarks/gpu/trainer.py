@@ -51,8 +51,12 @@ class Training:
         self.method: Method = prepare(setup, self.model)
         if setup.backend:
             self.model.compile(backend=setup.backend, dynamic=False)
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=1e-4, fused=measure.is_cuda(setup.device)
+        fused = measure.is_cuda(setup.device)
+        make = self.method.make_optimizer
+        self.optimizer = (
+            torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=fused)
+            if make is None
+            else make()
         )
         self._batches = [
             make_tokens(shape, index, setup.device) for index in range(DIFFERENT_BATCHES)
@@ -68,6 +72,10 @@ class Training:
 
     def backward(self) -> None:
         tokens = self._batches[self.steps % DIFFERENT_BATCHES]
+        self.steps += 1
+        if self.method.run is not None:
+            self.loss = self.method.run(tokens).detach()
+            return
         with self.method.scope():
             if self._transformers:
                 loss = self.model(input_ids=tokens, labels=tokens).loss
@@ -75,7 +83,6 @@ class Training:
                 loss = self.model(tokens)
         loss.backward()
         self.loss = loss.detach()
-        self.steps += 1
 
     def update(self) -> None:
         self.optimizer.step()
@@ -83,7 +90,8 @@ class Training:
 
     def resident_bytes(self) -> int:
         """Return what is there in every step: parameters, gradients, buffers, optimizer states."""
-        states = (value for state in self.optimizer.state.values() for value in state.values())
+        by_parameter = getattr(self.optimizer, "state", {})  # torchao's has none of its own
+        states = (value for state in by_parameter.values() for value in state.values())
         tensors = [*self.model.buffers(), *(s for s in states if isinstance(s, torch.Tensor))]
         parameters = sum(parameter.nbytes for parameter in self.model.parameters())
         return 2 * parameters + sum(tensor.nbytes for tensor in tensors)

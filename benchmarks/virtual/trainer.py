@@ -130,13 +130,13 @@ def watch_recorders(times: dict[str, float]) -> None:
     """Let the timer of each recorder be watched, whichever it is."""
     from swapkit._runtime.recording.recorder import Recorder
 
-    start = Recorder.start
+    begin = Recorder.begin
 
-    def start_watched(recorder: Recorder) -> None:
+    def begin_watched(recorder: Recorder) -> None:
         recorder.timer = cast("Timer", WatchedTimer(recorder.timer, times))
-        start(recorder)
+        begin(recorder)
 
-    Recorder.start = start_watched  # type: ignore[assignment,method-assign]
+    Recorder.begin = begin_watched  # type: ignore[assignment,method-assign]
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 POLICIES = ("auto", "swap", "recompute", "rescue")
 OF_TORCH = ("plain", "recompute", "selective", "save_on_cpu")
-RIVALS = ("torchtune", "trl")
+RIVALS = ("torchtune", "trl", "fsdp2_offload", "torchao_offload", "ramtorch")
 BUDGETS = ("at_recompute", "40", "20")  # the peak of recompute; percent of the activations
 DEFAULT = (
     *("plain", "recompute", "offload"),
@@ -23,15 +23,15 @@ DEFAULT = (
 # Compiled as a whole, of torch's own kernels: inductor's would need a GPU's compiler and driver.
 BACKEND = "aot_eager"
 # A model of transformers has no blocks that could be told what to recompute.
-NOT_OF_LIBRARIES = ("selective",)
+NOT_OF_LIBRARIES = ("selective", "fsdp2_offload", "ramtorch")
 LIMITED = re.compile(rf"({'|'.join(POLICIES)})_({'|'.join(BUDGETS)})")
 
 
 def list_ways(base: Setup, *, of_library: bool = False) -> list[Way]:
     """Return every way, those that others depend on first."""
     ways = Ways(base)
-    torchs = [name for name in OF_TORCH if not (of_library and name in NOT_OF_LIBRARIES)]
-    listed = [ways.fixed(name) for name in (*torchs, *RIVALS)]
+    others = (*OF_TORCH, *RIVALS)
+    listed = [ways.fixed(each) for each in others if not (of_library and each in NOT_OF_LIBRARIES)]
     listed.append(ways.fixed("offload", "swapkit", offload=True))
     for policy in POLICIES:
         listed.append(ways.at(f"{policy}_at_recompute", "recompute", policy=policy))

@@ -1,7 +1,7 @@
 """Fine-tune a language model within a memory budget: all weights, LoRA or QLoRA.
 
     python finetune.py --tiny
-    python finetune.py --model meta-llama/Llama-3.2-3B --budget 22GiB
+    python finetune.py --model meta-llama/Llama-3.2-1B --budget 22GiB
     python finetune.py --model meta-llama/Llama-2-7b-hf --method lora --budget 22GiB
     python finetune.py --size 7b --method lora --estimate 4090
 
@@ -94,9 +94,10 @@ def make_model(options: argparse.Namespace, device: torch.device) -> Any:
             max_position_embeddings=options.tokens,
             tie_word_embeddings=options.size in TIED,
         )
-        model = AutoModelForCausalLM.from_config(
-            config, dtype=torch.bfloat16, attn_implementation="causal"
-        ).to(device)
+        with device:
+            model = AutoModelForCausalLM.from_config(
+                config, dtype=torch.bfloat16, attn_implementation="causal"
+            )
     model.config.use_cache = False
     if options.method == "full":
         return model
@@ -140,14 +141,19 @@ def make_training(options: argparse.Namespace, device: torch.device) -> Training
     return Training(model, optimizer, partial(find_loss, model, ids))
 
 
-def make_options(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Return the options of the command line."""
-    parser = make_parser(str(__doc__), list(SIZES), rows=1)
+def make_parser_of_model(text: str) -> argparse.ArgumentParser:
+    """Return a parser with the options of the model and its batches."""
+    parser = make_parser(text, list(SIZES), rows=1)
     parser.add_argument("--model", help="the name or folder of trained weights, for transformers")
     parser.add_argument("--method", choices=["full", "lora", "qlora"], default="full")
     parser.add_argument("--tokens", type=int, default=4096, help="of each sample")
     parser.add_argument("--compile", action="store_true")
-    return parser.parse_args(arguments)
+    return parser
+
+
+def make_options(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Return the options of the command line."""
+    return make_parser_of_model(str(__doc__)).parse_args(arguments)
 
 
 if __name__ == "__main__":

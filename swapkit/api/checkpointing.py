@@ -14,8 +14,8 @@ from swapkit.registry import Recompute
 if TYPE_CHECKING:
     import torch
 
-_T = TypeVar("_T", bound="Callable[..., Any] | torch.nn.Module | Sequence[torch.nn.Module]")
-_Parts = TypeVar("_Parts", bound="torch.nn.Module | Sequence[torch.nn.Module]")
+Target = TypeVar("Target", bound="Callable[..., Any] | torch.nn.Module | Sequence[torch.nn.Module]")
+Parts = TypeVar("Parts", bound="torch.nn.Module | Sequence[torch.nn.Module]")
 
 
 class Checkpoint:
@@ -24,13 +24,13 @@ class Checkpoint:
     def __init__(self, what: Recompute) -> None:
         self.what = what
 
-    def __call__(self, target: _T) -> _T:
+    def __call__(self, target: Target) -> Target:
         """Make the choice for a `Module` class, a `Module`, a function or autograd's `Function`.
 
         Raises:
             InvalidArgument: `target` is none of these, or never runs.
         """
-        result: _T = choose(target, self.what)
+        result: Target = choose(target, self.what)
         return result
 
 
@@ -46,7 +46,7 @@ def checkpoint(
 ) -> Checkpoint: ...
 @overload
 def checkpoint(
-    target: _T,
+    target: Target,
     /,
     *,
     save: Iterable[Any] = ...,
@@ -55,10 +55,10 @@ def checkpoint(
     swap_inputs: bool = ...,
     check_values: bool = ...,
     preserve_rng_state: bool = ...,
-) -> _T: ...
+) -> Target: ...
 @overload
 def checkpoint(
-    target: _Parts,
+    target: Parts,
     pattern: str,
     /,
     *,
@@ -68,7 +68,7 @@ def checkpoint(
     swap_inputs: bool = ...,
     check_values: bool = ...,
     preserve_rng_state: bool = ...,
-) -> _Parts: ...
+) -> Parts: ...
 def checkpoint(  # noqa: PLR0913 - keyword arguments of a public function
     target: Any = None,
     pattern: str | None = None,

@@ -24,12 +24,12 @@ from swapkit.units import parse_bytes
 if TYPE_CHECKING:
     import torch
 
-_T = TypeVar(
-    "_T",
+Target = TypeVar(
+    "Target",
     bound="Callable[..., Any] | torch.nn.Module | torch.optim.Optimizer"
     " | Sequence[torch.nn.Module] | Sequence[torch.optim.Optimizer]",
 )
-_Parts = TypeVar("_Parts", bound="torch.nn.Module | Sequence[torch.nn.Module]")
+Parts = TypeVar("Parts", bound="torch.nn.Module | Sequence[torch.nn.Module]")
 
 
 class Chosen(Scope):
@@ -43,13 +43,13 @@ class Chosen(Scope):
         super().__init__(choice)
         self.what = what
 
-    def __call__(self, target: _T) -> _T:
+    def __call__(self, target: Target) -> Target:
         """Make the choice for the tensors that `target` saves.
 
         Raises:
             InvalidArgument: no choice is possible for `target`, or it never runs itself.
         """
-        result: _T = choose(target, self.what)
+        result: Target = choose(target, self.what)
         return result
 
 
@@ -62,23 +62,23 @@ def offload(
 ) -> Chosen: ...
 @overload
 def offload(
-    target: _T,
+    target: Target,
     /,
     *,
     to: str = ...,
     prefetch: int | None = ...,
     min_bytes: int | str = ...,
-) -> _T: ...
+) -> Target: ...
 @overload
 def offload(
-    target: _Parts,
+    target: Parts,
     pattern: str,
     /,
     *,
     to: str = ...,
     prefetch: int | None = ...,
     min_bytes: int | str = ...,
-) -> _Parts: ...
+) -> Parts: ...
 def offload(
     target: Any = None,
     pattern: str | None = None,
@@ -141,9 +141,9 @@ def offload(
 @overload
 def keep() -> Chosen: ...
 @overload
-def keep(target: _T, /) -> _T: ...
+def keep(target: Target, /) -> Target: ...
 @overload
-def keep(target: _Parts, pattern: str, /) -> _Parts: ...
+def keep(target: Parts, pattern: str, /) -> Parts: ...
 def keep(target: Any = None, pattern: str | None = None, /) -> Any:
     """Never move the saved tensors of a part of a program, even under a budget.
 

@@ -19,6 +19,7 @@ from swapkit._runtime.saved.device import TYPES, DevicePool
 from swapkit._runtime.saved.hooks import Hooks, innermost
 from swapkit._runtime.shim.types import Placement
 from swapkit._runtime.torch_compat.internals import FakeTensor
+from swapkit._runtime.torch_compat.wrappers import tensors_inside
 from swapkit.config.environment import MIN_SWAP_BYTES
 from swapkit.errors import InvalidArgument, SessionError
 from swapkit.ir.plans import Action
@@ -180,7 +181,7 @@ def find_place(device: str | torch.device | None, model: torch.nn.Module | None)
         InvalidArgument: `device` is not a device.
     """
     first = None if model is None else next(model.parameters(), None)
-    if first is not None and (first.device == META or isinstance(first, FakeTensor)):
+    if first is not None and (first.device == META or _is_fake(first)):
         return first.device
     if device is None:
         return choose_device(None) if first is None else first.device
@@ -193,7 +194,12 @@ def find_place(device: str | torch.device | None, model: torch.nn.Module | None)
 def has_data(place: torch.device, model: torch.nn.Module | None) -> bool:
     """Return whether a step's tensors have memory: not on `meta`, and no fake tensors."""
     weights = () if model is None else model.parameters()
-    return place != META and not any(isinstance(each, FakeTensor) for each in weights)
+    return place != META and not any(map(_is_fake, weights))
+
+
+def _is_fake(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is fake, or a shard of a fake one."""
+    return any(isinstance(each, FakeTensor) for each in tensors_inside(tensor))
 
 
 def _pool(place: torch.device) -> DevicePool | None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, TextIO
 
@@ -19,9 +17,6 @@ from swapkit.units import parse_bytes
 # ---- output --------------------------------------------------------------------------------------
 #
 # Output: rich tables where stdout is a terminal, plain lines elsewhere.
-
-
-PATIENCE_SECONDS = 2.0  # after which a line says what a command is busy with
 
 
 def take_stdout() -> TextIO:
@@ -55,28 +50,6 @@ def show_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for row in rows:
         table.add_row(*map(Text, row))  # brackets are no markup
     Console().print(table)
-
-
-@contextlib.contextmanager
-def waiting(what: str) -> Iterator[None]:
-    """Show what the command is busy with: on a terminal at once, elsewhere if it takes long.
-
-    Args:
-        what: a few words.
-    """
-    if not sys.stderr.isatty():
-        timer = threading.Timer(PATIENCE_SECONDS, click.echo, (f"{what} ...",), {"err": True})
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status(f"{what} ..."):
-        yield
 
 
 # ---- base ----------------------------------------------------------------------------------------

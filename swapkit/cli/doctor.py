@@ -22,10 +22,11 @@ import click
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from swapkit.cli.base import DONE, FAILED, CliCommand, waiting
+from swapkit.cli.base import DONE, FAILED, CliCommand
 from swapkit.cli.machine import find_machine
 from swapkit.errors import InvalidArgument, NativeBuildError, SwapkitError
 from swapkit.reporting.machines import format_speed
+from swapkit.texts import waiting
 from swapkit.units import format_bytes
 
 # ---- findings ------------------------------------------------------------------------------------
@@ -158,17 +159,19 @@ def check_torch() -> Finding:
 
 def check_cache() -> Finding:
     """Compile the shim if the cache lacks it, and check for room on the cache's disk."""
-    from swapkit._runtime.shim.build import COMPILE_TIME, build_shim, find_cached, shim_name
+    from swapkit._runtime.shim import build as shim
     from swapkit._runtime.shim.library import load_shim
 
-    if find_cached(shim_name()) is None:
-        click.echo(f"compiling the shim for this torch: {COMPILE_TIME} ...", err=True)
-    built = build_shim()
+    if shim.find_cached(shim.shim_name()) is None:
+        click.echo(f"compiling the shim for this torch: {shim.COMPILE_TIME} ...", err=True)
+    built = shim.build_shim()
     load_shim()
     how = "compiled before" if built.seconds is None else f"compiled in {built.seconds:.1f} s"
-    folder = built.library.parent
+    folder = shim.cache_folder() or built.library.parent
     free_bytes = shutil.disk_usage(folder).free
-    text = f"{folder}: the shim for this torch, {how}; {format_bytes(free_bytes)} free"
+    text = (
+        f"{built.library.parent}: the shim for this torch, {how}; {format_bytes(free_bytes)} free"
+    )
     if not os.access(folder, os.W_OK):
         remedy = "measurements are made anew each time; set XDG_CACHE_HOME to a folder of yours"
         return _note(f"{text}; not writable", remedy)

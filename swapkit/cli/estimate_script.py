@@ -18,7 +18,6 @@ from swapkit.cli.base import (
     machine_option,
     script_command,
     take_stdout,
-    waiting,
 )
 from swapkit.cli.run import Refused, own_device, own_rank
 from swapkit.cli.script import Ended, Script
@@ -26,6 +25,7 @@ from swapkit.errors import InvalidArgument, SwapkitError
 from swapkit.imports import when_imported
 from swapkit.ir.codec import read_machine, read_trace
 from swapkit.planning.hardware import find_hardware
+from swapkit.texts import waiting
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,10 +6,11 @@ import json
 
 import click
 
-from swapkit.cli.base import DONE, CliCommand, machine_option, waiting
+from swapkit.cli.base import DONE, CliCommand, machine_option
 from swapkit.ir.plans import Plan
 from swapkit.ir.traces import Trace
 from swapkit.planning import POLICIES
+from swapkit.texts import waiting
 
 _PREDICTED = (
     *("step_seconds", "stall_seconds", "recompute_seconds", "peak_bytes", "reserved_bytes"),

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from swapkit.cli.base import DONE, CliCommand, waiting
+from swapkit.cli.base import DONE, CliCommand
 from swapkit.reporting.paths import PAGE
+from swapkit.texts import waiting
 
 
 @click.command(cls=CliCommand)

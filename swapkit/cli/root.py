@@ -107,16 +107,25 @@ def _read_defaults() -> dict[str, dict[str, object]]:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise click.UsageError(f"pyproject.toml: {error}") from None
-    found: dict[str, dict[str, object]] = document.get("tool", {}).get("swapkit", {})
+    tool = document.get("tool")
+    found = tool.get("swapkit", {}) if isinstance(tool, dict) else {}
+    if not isinstance(found, dict):
+        raise click.UsageError("pyproject.toml: [tool.swapkit]: expected a table for each command")
     for name, table in found.items():
-        command = root.commands.get(name)
-        options = set() if command is None else {each.name for each in command.params}
-        if command is None or not options.issuperset(table):
+        if not _is_known(name, table):
             raise click.UsageError(
                 f"pyproject.toml: [tool.swapkit.{name}]: expected a command, with its options by "
                 "their names in Python, such as host_limit"
             )
     return found
+
+
+def _is_known(name: str, table: object) -> bool:
+    """Return whether a table of the file has the name of a command, and only options of it."""
+    command = root.commands.get(name)
+    if command is None or not isinstance(table, dict):
+        return False
+    return {each.name for each in command.params}.issuperset(table)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from swapkit.api.path_arguments import read_argument
-from swapkit.cli.base import AUTO, DONE, FAILED, check_budget, code_of, script_command, waiting
+from swapkit.cli.base import AUTO, DONE, FAILED, check_budget, code_of, script_command
 from swapkit.cli.script import Ended, Script
 from swapkit.errors import InvalidArgument, SwapkitError
 from swapkit.imports import when_imported
@@ -205,8 +205,7 @@ class _Run:
             return code
         for method, path in self._list_files():
             try:
-                with waiting(f"writing {path.name}"):
-                    getattr(budget.session, method)(path)
+                getattr(budget.session, method)(path)
             except Exception as error:  # noqa: BLE001 - the training is done: the rest must follow
                 is_known = isinstance(error, (SwapkitError, ImportError, OSError))
                 text = str(error) if is_known else f"{type(error).__name__}: {error}"

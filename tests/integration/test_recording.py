@@ -363,6 +363,47 @@ def test_record_when_a_model_of_fake_tensors_is_recorded_on_a_pool_then_its_step
     assert {each.phase for each in trace.operators} == {Phase.FORWARD, Phase.BACKWARD}
 
 
+def test_record_when_fake_weights_are_sharded_then_they_count_while_they_are_gathered() -> None:
+    code = """
+        import contextlib, torch, swapkit
+        import torch.distributed as dist
+        from torch._subclasses import FakeTensorMode
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        swapkit.install(device="cpu")
+        plain = torch.UntypedStorage.resize_
+        dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=4)
+        mesh = init_device_mesh("cpu", (4,))
+
+        def record(mode, **options):
+            with mode:
+                layers = [torch.nn.Linear(512, 512, bias=False) for _ in range(8)]
+                model, x = torch.nn.Sequential(*layers), torch.randn(256, 512)
+                for module in (*model, model):
+                    fully_shard(module, mesh=mesh)
+                optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+
+                def step():
+                    model(x).square().mean().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+                step()
+                return swapkit.record(step, model, optimizer, **options)
+
+        real = record(contextlib.nullcontext())
+        fake = record(FakeTensorMode(), hardware="H100")
+        print(real.peak_bytes, fake.peak_bytes, real.bytes_before, fake.bytes_before)
+        print(torch.UntypedStorage.resize_ is plain)
+    """
+    figures, is_restored = run_python(code).splitlines()
+    real, fake, before, fake_before = map(int, figures.split())
+    assert fake == pytest.approx(real, rel=0.03)
+    assert fake_before == pytest.approx(before, rel=0.03)
+    assert is_restored == "True"
+
+
 def test_record_when_a_modules_name_cannot_be_encoded_then_it_is_escaped() -> None:
     model = nn.Sequential()
     model.add_module("a\ud800", nn.Sequential(nn.Linear(8, 8), nn.GELU()))

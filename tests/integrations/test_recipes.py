@@ -71,6 +71,33 @@ def test_recipe_when_it_estimates_then_nothing_trains_and_steps_have_times(
     assert "With 22.56 GiB nothing moves." in said
 
 
+@FINETUNE
+def test_sharded_recipe_when_on_two_ranks_then_it_trains_to_the_same_losses_within_a_budget() -> (
+    None
+):
+    ranks = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    free, tight = (
+        run(*ranks, FOLDER / "fsdp.py", "--tiny", "--budget", each) for each in ("512MiB", "1.2MiB")
+    )
+    losses = LOSS.findall(free)
+    assert (len(losses), len(set(losses)) > 4) == (6, True)
+    assert LOSS.findall(tight) == losses
+    ((peak, limit),) = (map(float, found) for found in ENDED.findall(tight))
+    assert peak <= limit
+
+
+@FINETUNE
+def test_sharded_recipe_when_it_estimates_then_more_ranks_need_less_memory() -> None:
+    script = FOLDER / "fsdp.py"
+    weights = []
+    for ranks in ("2", "8"):
+        said = run(script, "--tiny", "--ranks", ranks, "--estimate", "4090")
+        assert "With 22.56 GiB nothing moves." in said
+        (found,) = re.findall(r"optimizer states +([\d.]+) KiB", said)
+        weights.append(float(found))
+    assert weights[1] < weights[0] / 3
+
+
 def test_plain_script_when_run_within_a_budget_then_its_losses_are_the_same() -> None:
     script = FOLDER / "train_gpt.py"
     plain = run(script, "--steps", "5")  # takes 262 MiB

@@ -54,8 +54,15 @@ def make_trainer(kind: str, folder: Path, callbacks: list[Any]) -> Any:
         "use_cpu": True, "max_length": TOKENS, "disable_tqdm": True, "seed": 1,
         "gradient_checkpointing": False,
     }  # fmt: skip
+    data: dict[str, list[str]]
+    more: dict[str, Any] = {"processing_class": make_tokenizer()}
     if kind == "SFT":
         data = {"text": [text(each, TOKENS - 2) for each in numbers]}
+    elif kind == "GRPO":
+        data = {"prompt": [text(each, 8) for each in numbers]}
+        del options["max_length"]
+        options |= {"num_generations": 4, "max_completion_length": TOKENS - 12}
+        more["reward_funcs"] = reward
     else:
         data = {
             "prompt": [text(each, 8) for each in numbers],
@@ -63,15 +70,21 @@ def make_trainer(kind: str, folder: Path, callbacks: list[Any]) -> Any:
             "rejected": [text(each + 2, TOKENS - 12) for each in numbers],
         }
     model = tiny_llama(layers=8)
-    reference = {"ref_model": copy.deepcopy(model)} if kind == "DPO" else {}
+    if kind == "DPO":
+        more["ref_model"] = copy.deepcopy(model)
     return getattr(trl, f"{kind}Trainer")(
         model=model,
         args=getattr(trl, f"{kind}Config")(**options),
         train_dataset=Dataset.from_dict(data),
-        processing_class=make_tokenizer(),
         callbacks=callbacks,
-        **reference,
+        **more,
     )
+
+
+def reward(completions: list[str], **_columns: Any) -> list[float]:
+    """Return a reward for each completion: the share of even numbers in it."""
+    words = [each.split() for each in completions]
+    return [sum(word.isdigit() and int(word) % 2 == 0 for word in each) / TOKENS for each in words]
 
 
 def train(kind: str, folder: Path, callbacks: list[Any]) -> Outcome:
@@ -85,7 +98,7 @@ def train(kind: str, folder: Path, callbacks: list[Any]) -> Outcome:
 
 
 @pytest.mark.promise("A3")
-@pytest.mark.parametrize("kind", ["SFT", "DPO"])
+@pytest.mark.parametrize("kind", ["SFT", "DPO", "GRPO"])
 def test_trainer_of_trl_when_in_a_budget_then_the_same_bits(tmp_path: Path, kind: str) -> None:
     from swapkit.integrations.transformers import SwapkitCallback
 

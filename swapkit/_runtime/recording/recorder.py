@@ -36,7 +36,7 @@ from swapkit._runtime.torch_compat.internals import (
     parameters_of,
 )
 from swapkit._runtime.torch_compat.isolation import is_compiled_code, untraced
-from swapkit._runtime.torch_compat.reported_calls import waits
+from swapkit._runtime.torch_compat.reported_calls import resizes, waits
 from swapkit.ir.traces import BEFORE, SEGMENT, WAIT, StagePlace, Trace
 
 if TYPE_CHECKING:
@@ -59,7 +59,6 @@ class Recorder(Notes):
     def __init__(self, setting: Setting) -> None:
         """Prepare; recording begins with `start`."""
         super().__init__(setting)
-        self._task = NO_TASK  # the latest backward pass
         self._microbatch: int | None = None  # that a pipeline's schedule works on
         self.optimizers = Optimizers(self, setting.optimizers)
         self.savings = Savings(self)
@@ -127,7 +126,10 @@ class Recorder(Notes):
         if self.setting.pool is not None:
             self.in_use_bytes = self.setting.pool.in_use_bytes()
         self.workspaces.start()
-        if self._pool is not None:
+        if self._pool is None:
+            undo.add(functools.partial(resizes.remove, self))
+            resizes.add(self)
+        else:
             self._pool.watch(self.timer)
         undo.add(self.calls.stop)
         self.calls.start()
@@ -291,6 +293,12 @@ class Recorder(Notes):
             self._note(name, taken, (reads, writes), workspace, is_same=False, work=work)
             self.workspaces.close()
 
+    def resized(self, storage: torch.UntypedStorage, former_bytes: int) -> None:
+        """Note that a storage has got or lost memory, where no pool tells."""
+        if not self.is_paused and self.is_here():
+            with self.lock:
+                self.storages.resized(storage, former_bytes)
+
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
         """Note a wait for a collective, as an operator without operands; one that fails is none."""
@@ -345,13 +353,8 @@ class Recorder(Notes):
         """Note the storages that forward no longer holds, and those that have lost their memory."""
         self.storages.note_freed()
         self.holds.note_freed(len(self.rows))
-        task = graph_task()
-        if task == NO_TASK:
-            return
-        self.holds.finish(len(self.rows), task)
-        if task != self._task:
-            self._task = task
-            self.storages.end_emptied()
+        if (task := graph_task()) != NO_TASK:
+            self.holds.finish(len(self.rows), task)
 
     def _note(
         self,

@@ -34,6 +34,7 @@ from swapkit.ir.plans import Plan
 from swapkit.ir.runs import SessionStats, StepRecord
 from swapkit.ir.traces import Trace
 from swapkit.reporting.paths import check_report, check_trace
+from swapkit.texts import waiting
 from swapkit.units import format_bytes, show
 
 if TYPE_CHECKING:
@@ -377,6 +378,7 @@ class Session:
         """
         return list_metrics(self.stats, self._find_status().stage, prefix)
 
+    @waiting("swapkit: planning for other budgets, to explain this one")
     def explain(self) -> str:
         """Return a text about the session's work, its plan, and memory outside of the budget.
 
@@ -388,18 +390,16 @@ class Session:
         """
         from swapkit._runtime.session import reports
 
-        stats = self.stats
-        assert self._installation is not None
-        device, tracker = self._installation.device, self._installation.tracker
+        stats, installation = self.stats, self._installation
+        assert installation is not None
+        device, tracker = installation.device, installation.tracker
         outside = find_outside(device, tracker)
         kept = reports.explain_uncollected(find_uncollected(device, tracker, stats.steps))
         advice = advise_layout(
-            self._installation.pool.stats(),
-            separates=self._installation.separates_lives,
-            at_peak=True,
+            installation.pool.stats(), separates=installation.separates_lives, at_peak=True
         )
         threads = [self._threads] if self._threads else []
-        layout = self._installation.layout
+        layout = installation.layout
         places = [] if layout is None else reports.explain_layout(layout.stats())
         text = reports.explain(stats, self._find_status(), self._config.policy_name, outside)
         trained = () if (active := self._active) is None else active.swapper.trained()
@@ -407,6 +407,7 @@ class Session:
         regions = reports.explain_regions()
         return "\n".join([text, *regions, *states, *kept, *places, *threads, *advice])
 
+    @waiting("swapkit: planning for other budgets and writing the report")
     def report(self, path: str | os.PathLike[str]) -> None:
         """Write a report of the session so far: a page that works offline, or its data.
 

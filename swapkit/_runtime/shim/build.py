@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import errno
 import fcntl
@@ -18,7 +19,9 @@ import sys
 import sysconfig
 import tempfile
 import time
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -142,6 +145,7 @@ def _owner(user: int) -> str:
 
 _log = get_logger("build")
 
+PACKAGE = "swapkit_shim"  # of the wheel
 LOOK_SECONDS = 0.05
 ABANDONED_SECONDS = 3600.0  # no compilation takes that long
 
@@ -167,7 +171,10 @@ def cache_folder() -> Path | None:
 
 
 def find_cached(name: str) -> Path | None:
-    """Return a file of the cache, which may be read-only; None: there is none that is safe."""
+    """Return a file of the cache or of the shim's wheel; None: there is none that is safe.
+
+    Either may be read-only.
+    """
     for place in (_user_folder, _temporary_folder):
         try:
             file = place() / name
@@ -178,7 +185,17 @@ def find_cached(name: str) -> Path | None:
             continue
         else:
             return file
-    return None
+    packaged = (folder / name for folder in packaged_folders())
+    return next((file for file in packaged if file.is_file()), None)
+
+
+def packaged_folders() -> list[Path]:
+    """Return where a wheel of the shim (`build_wheel`) is installed.
+
+    Its files are not checked as those of the cache: who can change them can change swapkit, too.
+    """
+    spec = find_spec(PACKAGE)
+    return [Path(folder) for folder in (spec and spec.submodule_search_locations) or ()]
 
 
 def remove_abandoned(folder: Path, pattern: str) -> None:
@@ -495,3 +512,53 @@ def _run(folder: str, commands: Iterable[Sequence[str]]) -> None:
         raise NativeBuildError(
             f"swapkit's allocator shim did not compile with torch {torch.__version__}:\n{text}"
         )
+
+
+# ---- wheel ---------------------------------------------------------------------------------------
+#
+# The compiled shim as a package of its own, for machines without a compiler.
+
+
+def build_wheel(folder: Path, library: Path, release: str) -> Path:
+    """Write the wheel `swapkit-shim` into a folder, which is made; return the file.
+
+    It needs exactly this version of swapkit and of torch; a swapkit beside another build of torch
+    compiles a shim of its own.
+
+    Args:
+        folder: of the wheel.
+        library: the shim for the installed torch.
+        release: of swapkit.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    torchs, _, local = torch.__version__.partition("+")
+    version = f"{release}+torch{torchs}" + (f".{local}" if local else "")
+    python = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    tag = f"{python}-{python}-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+    information = f"{PACKAGE}-{version}.dist-info"
+    files = {
+        f"{PACKAGE}/{library.name}": library.read_bytes(),
+        f"{information}/METADATA": (
+            f"Metadata-Version: 2.1\nName: swapkit-shim\nVersion: {version}\n"
+            f"Summary: swapkit's compiled shim for torch {torch.__version__}\n"
+            f"Requires-Dist: swapkit=={release}\nRequires-Dist: torch=={torchs}\n"
+        ).encode(),
+        f"{information}/WHEEL": (
+            f"Wheel-Version: 1.0\nGenerator: swapkit build\nRoot-Is-Purelib: false\nTag: {tag}\n"
+        ).encode(),
+    }
+    record = [f"{name},sha256={_digest(data)},{len(data)}" for name, data in files.items()]
+    record.append(f"{information}/RECORD,,\n")
+    files[f"{information}/RECORD"] = "\n".join(record).encode()
+    folder.mkdir(parents=True, exist_ok=True)
+    wheel = folder / f"{PACKAGE}-{version}-{tag}.whl"
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return wheel
+
+
+def _digest(data: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()

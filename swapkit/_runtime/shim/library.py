@@ -30,16 +30,8 @@ from swapkit._native.lib import (
 from swapkit._runtime.model import hook_bypass
 from swapkit._runtime.operators.effects import ArgumentPlaces
 from swapkit._runtime.operators.names import Operator
+from swapkit._runtime.shim import build
 from swapkit._runtime.shim import callbacks as again
-from swapkit._runtime.shim.build import (
-    build_shim,
-    cache_folder,
-    compile_shim,
-    find_cached,
-    name_of,
-    open_own,
-    shim_name,
-)
 from swapkit._runtime.shim.types import (
     Lock,
     MakeChoices,
@@ -313,18 +305,20 @@ def load_shim() -> Shim:
     Raises:
         NativeBuildError: there is no compiler, or it fails; the message has its output.
     """
-    if find_cached(shim_name()) is None and cache_folder() is None:
+    if build.find_cached(build.shim_name()) is None and build.cache_folder() is None:
         # The library stays loaded after its file is gone.
         with tempfile.TemporaryDirectory(prefix="swapkit-") as temporary:
-            return Shim(compile_shim(Path(temporary), often=""))
-    return Shim(build_shim().library)
+            return Shim(build.compile_shim(Path(temporary), often=""))
+    return Shim(build.build_shim().library)
 
 
 def _load(library: Path) -> ModuleType:
     """Load the shim as a module, and link it to the core and to torch."""
     name = "swapkit._runtime._shim"
-    # Never closed: while it is open, its name means no other library.
-    opened = str(name_of(open_own(library)))
+    opened = str(library)
+    if library.parent not in build.packaged_folders():
+        # Never closed: while it is open, its name means no other library.
+        opened = str(build.name_of(build.open_own(library)))
     loader = importlib.machinery.ExtensionFileLoader(name, opened)
     spec = importlib.util.spec_from_file_location(name, opened, loader=loader)
     assert spec is not None

@@ -1,4 +1,4 @@
-"""Calls of torch's own classes that are reported to listeners: waits, jobs of a pipeline."""
+"""Calls of torch's own classes that are reported to listeners: waits, resizes, pipeline jobs."""
 
 from __future__ import annotations
 
@@ -105,6 +105,34 @@ def _make(plain: Any) -> Callable[..., Any]:  # noqa: ANN401 - torch's method
 
 
 waits: ReplacedMethod[WaitListener] = ReplacedMethod(work_class, "wait", _make)
+
+# ---- resized storages ----------------------------------------------------------------------------
+#
+# Storages that get or lose memory and live on, as those of FSDP2's gathered weights do.
+
+
+class ResizeListener(Protocol):
+    """Notified of every storage whose size `resize_` has changed, on the thread that did."""
+
+    def resized(self, storage: torch.UntypedStorage, former_bytes: int) -> None:
+        """Note the new size."""
+
+
+def _make_resize(plain: Any) -> Callable[..., Any]:  # noqa: ANN401 - torch's method
+    @untraced
+    def resize_(self: torch.UntypedStorage, nbytes: int) -> Any:  # noqa: ANN401 - torch's
+        former_bytes = self.nbytes()
+        result = plain(self, nbytes)
+        for listener in resizes.listeners_of(resize_) if self.nbytes() != former_bytes else ():
+            listener.resized(self, former_bytes)
+        return result
+
+    return resize_
+
+
+resizes: ReplacedMethod[ResizeListener] = ReplacedMethod(
+    lambda: torch.UntypedStorage, "resize_", _make_resize
+)
 
 # ---- pipeline jobs -------------------------------------------------------------------------------
 #

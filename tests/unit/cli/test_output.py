@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from swapkit.cli import base
+from swapkit import texts
 from swapkit.cli.base import show_table
 
 if TYPE_CHECKING:
@@ -44,12 +44,12 @@ def test_table_when_on_a_terminal_then_styled_with_all_cells(
 def test_waiting_when_there_is_no_terminal_then_a_line_says_so_only_if_it_takes_long(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with base.waiting("planning"):
+    with texts.waiting("planning"):
         pass
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(base, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(texts, "PATIENCE_SECONDS", 0.0)
     said = ""
-    with base.waiting("planning"):
+    with texts.waiting("planning"):
         while not said:  # the test's own limit of time ends it if no line appears
             said = capsys.readouterr().err
     assert said == "planning ...\n"

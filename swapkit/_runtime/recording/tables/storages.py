@@ -4,7 +4,7 @@ The table finds a live storage by its address, whatever tensors view it. A weak 
 its death, on any device, fake tensors included. When a saved tensor is moved, its storage is freed
 and its bytes come back in a new one: both share one number. When a storage loses its memory but
 lives on, as those of FSDP's gathered weights do, its life ends: with new memory it is another
-storage of the trace. The pool tells when (`blocks.py`).
+storage of the trace. The pool tells when (`blocks.py`), or, without one, calls of `resize_`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 from swapkit._runtime.recording.tables.blocks import ALIVE, Blocks
 from swapkit._runtime.saved.device import DevicePool
-from swapkit._runtime.torch_compat.internals import fix_weak_storage, storage_id
+from swapkit._runtime.torch_compat.internals import fix_weak_storage, storage_address, storage_id
 from swapkit._runtime.torch_compat.isolation import unseen
 from swapkit._runtime.torch_compat.wrappers import tensors_inside
 from swapkit.ir.traces import BEFORE, Kind
@@ -53,11 +53,6 @@ class _Watch(weakref.ref):  # type: ignore[type-arg]
     memory: int  # the address of its memory in the pool; 0: it has none there
     nbytes: int  # at the last observed write, or when it was met
     number: int
-
-    def is_emptied(self) -> bool:
-        """Return whether its owner has shrunk it since `nbytes` was noted, as FSDP does."""
-        storage = self.storage()
-        return storage is not None and bool(storage.nbytes() < self.nbytes)
 
     def storage(self) -> Any:  # noqa: ANN401 - an `UntypedStorage`
         """Return the storage; None: it has died."""
@@ -97,6 +92,8 @@ class Storages:
         self._watches: dict[int, _Watch] = {}  # by number
         # Storages that have lost their memory, by their addresses, and the kind of what they held.
         self._emptied: dict[int, tuple[_Watch, Kind]] = {}
+        # When storages got memory that no operator has used yet, by their addresses.
+        self._births: dict[int, tuple[_Watch, int]] = {}
         self._blocks = blocks
         self._read_pool: Callable[[], None] | None = read_pool
         self._device = device
@@ -141,11 +138,16 @@ class Storages:
         elif memory:
             taken = self._blocks.attach(memory, number)
             birth = birth if taken is None else taken
-        life = StorageLife(nbytes, birth, kind)
+        life = StorageLife(nbytes, self._find_birth(address, birth), kind)
         life.is_outside = self._counts_outside and not self._is_inside(storage, tensor.device)
         self.lives.append(life)
         self._watch(storage, address, number, memory)
         return number
+
+    def _find_birth(self, address: int, otherwise: int) -> int:
+        """Return when a storage got its memory, if `resize_` gave it."""
+        watch, birth = self._births.pop(address, (None, otherwise))
+        return otherwise if watch is None or watch.storage() is None else birth
 
     @unseen
     def state(self, tensor: torch.Tensor, kind: Kind) -> None:
@@ -225,11 +227,16 @@ class Storages:
         self.note_freed()
         self._blocks.are_ours = False
 
-    def end_emptied(self) -> None:
-        """End the lives of storages that have shrunk, where no pool tells."""
-        for watch in list(self._watches.values()):
-            if watch.is_emptied() and self._now is not None:
-                self._end(watch, self._now())
+    def resized(self, storage: torch.UntypedStorage, former_bytes: int) -> None:
+        """End the life of a storage that has shrunk; note when one gets memory."""
+        address, now = storage_address(storage), self._now
+        if now is None:
+            return
+        number = self._numbers.get(address)
+        if number is None:
+            self._births[address] = _Watch(storage), now()
+        elif storage.nbytes() < former_bytes:
+            self._end(self._watches[number], now())
 
     def _end(self, watch: _Watch, death: int) -> None:
         """End the life of a storage that has lost its memory."""
@@ -258,6 +265,7 @@ class Storages:
         self._watches.clear()
         self._numbers.clear()
         self._emptied.clear()
+        self._births.clear()
 
     def _watch(self, storage: torch.UntypedStorage, address: int, number: int, memory: int) -> None:
         watch = _Watch(storage, self._died)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import fcntl
+import hashlib
+import importlib.metadata
 import os
 import re
 import shutil
 import stat
+import subprocess
 import sys
 import tempfile
 import time
@@ -21,7 +25,7 @@ from swapkit._runtime.shim import build as shim_build
 from swapkit._runtime.shim import library as shim
 from swapkit._runtime.shim.build import find_cached
 from swapkit.errors import NativeBuildError
-from tests.support import run_python
+from tests.support import ROOT, cache_in, finish_python, run_python, start_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,7 +69,6 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return library
 
     monkeypatch.setattr(shim_build, "compile_shim", compile_shim)
-    monkeypatch.setattr(shim, "compile_shim", compile_shim)
     return commands
 
 
@@ -315,6 +318,38 @@ def test_load_when_the_cached_file_is_broken_then_the_error_says_what_to_do(
 
 
 # ---- swapkit build -----------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("usual")
+def test_wheel_when_installed_then_a_machine_without_a_compiler_needs_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wheels, site, cache = (tmp_path / name for name in ("wheels", "site", "cache"))
+    cache.mkdir()
+    monkeypatch.setattr(shim, "Shim", lambda _library: None)  # this process has loaded it
+    assert command_line.main(["build", "--wheel", str(wheels)]) == 0
+    (wheel,) = wheels.iterdir()
+    assert capsys.readouterr().out.splitlines()[1:] == [str(wheel)]
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
+    subprocess.run([*pip, "--target", str(site), str(wheel)], check=True)
+    variables = {"CXX": "/nonexistent", "PYTHONPATH": f"{ROOT}{os.pathsep}{site}"}
+    # An installation for a group of users: as safe as the other packages there.
+    for library in site.glob("*/*.so"):
+        library.chmod(0o664)
+    code = """
+        import importlib.metadata, swapkit, torch
+        swapkit.install()
+        torch.ones(1 << 20)
+        print(swapkit.memory_stats()["allocated_bytes.all.peak"] > 1 << 20)
+        needs = importlib.metadata.requires("swapkit-shim")
+        release = torch.__version__.partition("+")[0]
+        print(needs == [f"swapkit=={swapkit.__version__}", f"torch=={release}"])
+    """
+    assert finish_python(start_python(code, **variables, **cache_in(cache))) == "True\nTrue\n"
+    for file in importlib.metadata.Distribution.at(next(site.glob("*.dist-info"))).files or ():
+        if file.hash is not None:
+            digest = hashlib.new(file.hash.mode, (site / file).read_bytes()).digest()
+            assert base64.urlsafe_b64encode(digest).decode().rstrip("=") == file.hash.value
 
 
 @pytest.mark.usefixtures("compiled")

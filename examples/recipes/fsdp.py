@@ -1,0 +1,86 @@
+"""Fine-tune on several GPUs with FSDP2, each within a budget, or plan it without any GPU.
+
+    torchrun --nproc-per-node 2 fsdp.py --tiny
+    torchrun --nproc-per-node 8 fsdp.py --size 7b --budget 40GiB
+    python fsdp.py --size 7b --ranks 8 --estimate H100
+
+The model and its options are those of `finetune.py`. Each rank has a session of its own; the ranks
+agree on the smallest of their budgets. The estimate runs a rank's step on tensors without memory,
+in a process group that sends nothing: the times are without communication.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import sys
+from functools import partial
+
+import finetune
+import torch
+import torch.distributed as dist
+from common import Training, main
+from torch._subclasses import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import swapkit
+from swapkit.reporting.estimates import Estimate
+
+
+def make_training(mesh: DeviceMesh, options: argparse.Namespace, device: torch.device) -> Training:
+    """Return the training of one rank, whose weights are a shard of each layer's."""
+    training = finetune.make_training(options, device)
+    model = finetune.without_adapters(training.model)
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model.model, mesh=mesh)
+    # The loss calls it for each part of the logits: its weight is gathered once for all.
+    fully_shard(model.lm_head, mesh=mesh, reshard_after_forward=False)
+    trained = [each for each in training.model.parameters() if each.requires_grad]
+    training.optimizer = torch.optim.AdamW(trained, lr=1e-4, foreach=True)
+    return training
+
+
+def estimate(options: argparse.Namespace, device: str) -> Estimate:
+    """Return what a step of one rank needs on a device that is not here."""
+    store = dist.HashStore()
+    dist.init_process_group("fake", store=store, rank=0, world_size=options.ranks)
+    mesh = init_device_mesh("cpu", (options.ranks,))
+    with FakeTensorMode():
+        training = make_training(mesh, options, torch.device("cpu"))
+        training.step()  # makes the optimizer's states
+        found = swapkit.estimate(
+            training.step,
+            training.model,
+            training.optimizer,
+            hardware=device,
+            budget=options.budget,
+        )
+    dist.destroy_process_group()
+    return found
+
+
+def make_options(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Return the options of the command line."""
+    parser = finetune.make_parser_of_model(str(__doc__))
+    parser.add_argument("--ranks", type=int, default=8, help="with --estimate: how many GPUs")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    options = make_options()
+    if options.estimate:
+        if options.tiny:
+            options.size = "tiny"
+        print(estimate(options, options.estimate))
+    else:
+        if torch.accelerator.is_available():
+            torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+        device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+        ranks = init_device_mesh(device.type, (int(os.environ["WORLD_SIZE"]),))
+        with contextlib.redirect_stdout(io.StringIO() if dist.get_rank() else sys.stdout):
+            main(options, partial(make_training, ranks))  # the first rank prints
+        dist.destroy_process_group()
