@@ -34,7 +34,6 @@ myst_heading_anchors = 4
 add_module_names = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_preserve_defaults = True
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_custom_sections = [("Source", "notes_style"), ("Units", "notes_style")]

@@ -67,21 +67,7 @@ def mark_code(_app: Sphinx, what: str, *rest: Any) -> None:
     lines[:] = text.split("\n")
 
 
-def show_defaults(
-    _app: Sphinx, _what: str, _name: str, thing: object, _options: object, *signature: str | None
-) -> tuple[str | None, ...]:
-    """Write the values of constants that are defaults, in place of their names."""
-    names = getattr(thing, "__globals__", {})
-    arguments = re.sub(
-        r"(?<= = )[A-Z][A-Z_]+\b(?!\.)",
-        lambda found: repr(names.get(found[0], found[0])),
-        signature[0] or "",
-    )
-    return arguments or None, *signature[1:]
-
-
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register the extension with Sphinx."""
     app.connect("autodoc-process-docstring", mark_code, priority=BEFORE_NAPOLEON)
-    app.connect("autodoc-process-signature", show_defaults)
     return {"parallel_read_safe": True}

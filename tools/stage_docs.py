@@ -23,7 +23,14 @@ IMAGES = {".png", ".svg", ".jpg"}
 ALWAYS = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")
 # Sphinx-gallery writes there itself.
 GENERATED = ("tutorials", "sg_execution_times.rst", "sg_api_usage.rst")
-LANGUAGES = {".py": "python", ".md": "markdown", ".txt": "cmake", ".cu": "cuda", ".h": "c"}
+LANGUAGES = {
+    ".py": "python",
+    ".cff": "yaml",
+    ".md": "markdown",
+    ".txt": "cmake",
+    ".cu": "cuda",
+    ".h": "c",
+}
 _FENCE = re.compile(r"^ *(`{3,}|~{3,})")
 _CODE_OR_TARGET = re.compile(r"(?P<code>`[^`]*`)|\]\((?P<target>[^)\s]+)\)")
 _EXTERNAL = re.compile(r"[a-z][a-z0-9+.-]*:|#", re.IGNORECASE)
