@@ -124,9 +124,13 @@ def run_rank():
 
 
 def run_ranks():
+    program = Path(inspect.getfile(run_ranks)).resolve()
+    if not program.exists():  # cells of a notebook are in no file
+        print("each rank is a process: run this tutorial as a program")
+        return
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
-        [*command, str(Path(inspect.getfile(run_ranks)).resolve())],
+        [*command, str(program)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

@@ -172,7 +172,9 @@ class Estimate:
         return tables
 
     def _memory_rows(self) -> list[tuple[str, str, str]]:
-        operator = f"{self.operator}; " if self.operator else ""
+        operator = self.operator
+        if not operator.endswith("optimizer's step"):
+            operator += f"{'; ' if operator else ''}a smaller batch lowers it"
         rows = [
             ("without a budget", self.plain_bytes, "with this budget nothing moves"),
             ("smallest budget", self.smallest_budget_bytes, "a session trains with it"),
@@ -180,7 +182,7 @@ class Estimate:
             ("    parameters, buffers", self.state_bytes, ""),
             ("    gradients", self.gradient_bytes, ""),
             ("    optimizer states", self.optimizer_bytes, "swapkit.offload(optimizer) moves them"),
-            ("  largest operator", self.operator_bytes, f"{operator}a smaller batch lowers it"),
+            ("  largest operator", self.operator_bytes, operator),
         ]
         gaps_bytes = self.smallest_budget_bytes - self.floor_bytes - self.operator_bytes
         if gaps_bytes > 0 and self.smallest_budget_bytes != self.outside_bytes:

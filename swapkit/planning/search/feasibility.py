@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 from swapkit.ir.machines import Machine
-from swapkit.ir.traces import Trace
+from swapkit.ir.traces import Phase, Trace
 from swapkit.planning.search.moves import Actions, Rounder, Trial, Trials, list_choices
 from swapkit.simulation.problems import Bytes, Flags, Problem
 from swapkit.simulation.timeline import KEEP, RECOMPUTE, SWAP, SWAP_TO_DISK
@@ -50,7 +50,9 @@ def name_operators(trace: Trace, problem: Problem, least: Least) -> tuple[str, .
         operators = range(int(problem.slot_operators[slot]), int(problem.slot_operators[slot + 1]))
         largest = max(operators, key=lambda number: trace.operators[number].workspace_bytes)
         operator = trace.operators[largest]
-        names[f"{operator.name} in {operator.module}" if operator.module else operator.name] = None
+        is_step = operator.phase is Phase.OPTIMIZER
+        place = "the optimizer's step" if is_step else operator.module
+        names[f"{operator.name} in {place}" if place else operator.name] = None
     return tuple(names)
 
 
