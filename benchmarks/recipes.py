@@ -81,7 +81,7 @@ RECORDS = (
 def estimate_recipe(recipe: Recipe) -> Estimate:
     """Return the estimate that the recipe's own command prints."""
     module = importlib.import_module(recipe.script)
-    options = module.make_options(recipe.options.split())
+    options = module.make_options([*recipe.options.split(), "--estimate", recipe.device])
     if recipe.script == "fsdp":
         sharded: Estimate = module.estimate(options, recipe.device)
         return sharded

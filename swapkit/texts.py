@@ -14,6 +14,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterator
+from typing import TextIO
 
 # What `re.compile` raises: also for too large a number of repetitions, and for deep nesting.
 PATTERN_ERRORS = (re.error, OverflowError, RecursionError)
@@ -69,8 +70,8 @@ def waiting(what: str) -> Iterator[None]:
     Args:
         what: a few words.
     """
-    if not sys.stderr.isatty():
-        timer = threading.Timer(PATIENCE_SECONDS, print, (f"{what} ...",), {"file": sys.stderr})
+    if not _is_terminal(sys.stderr):
+        timer = threading.Timer(PATIENCE_SECONDS, _say, (f"{what} ...", sys.stderr))
         timer.daemon = True
         timer.start()
         try:
@@ -82,3 +83,20 @@ def waiting(what: str) -> Iterator[None]:
 
     with Console(stderr=True).status(f"{what} ..."):
         yield
+
+
+# stderr is None in a process without one, may be closed, or be a program's own object.
+_NO_STREAM = (AttributeError, OSError, ValueError)
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    try:
+        return stream.isatty()
+    except _NO_STREAM:
+        return False
+
+
+def _say(line: str, stream: TextIO) -> None:
+    with contextlib.suppress(*_NO_STREAM):
+        stream.write(f"{line}\n")
+        stream.flush()

@@ -29,6 +29,8 @@ from torch.distributed.fsdp import fully_shard
 import swapkit
 from swapkit.reporting.estimates import Estimate
 
+RANKS_OF_A_MACHINE = 8  # at most, for the sum of their copies on the host
+
 
 def make_training(mesh: DeviceMesh, options: argparse.Namespace, device: torch.device) -> Training:
     """Return the training of one rank, whose weights are a shard of each layer's."""
@@ -46,6 +48,7 @@ def make_training(mesh: DeviceMesh, options: argparse.Namespace, device: torch.d
 
 def estimate(options: argparse.Namespace, device: str) -> Estimate:
     """Return what a step of one rank needs on a device that is not here."""
+    os.environ["LOCAL_WORLD_SIZE"] = str(min(options.ranks, RANKS_OF_A_MACHINE))
     store = dist.HashStore()
     dist.init_process_group("fake", store=store, rank=0, world_size=options.ranks)
     mesh = init_device_mesh("cpu", (options.ranks,))
@@ -67,7 +70,12 @@ def make_options(arguments: list[str] | None = None) -> argparse.Namespace:
     """Return the options of the command line."""
     parser = finetune.make_parser_of_model(str(__doc__))
     parser.add_argument("--ranks", type=int, default=8, help="with --estimate: how many GPUs")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.estimate and (options.compile or options.method != "full" or options.ranks < 1):
+        parser.error("--estimate is for --ranks of at least 1, --method full, and no --compile")
+    if not options.estimate and "WORLD_SIZE" not in os.environ:
+        parser.error("start it with torchrun, or pass --estimate")
+    return options
 
 
 if __name__ == "__main__":

@@ -105,27 +105,38 @@ def _read_defaults() -> dict[str, dict[str, object]]:
 
     try:
         document = tomllib.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise click.UsageError(f"pyproject.toml: {error}") from None
     tool = document.get("tool")
     found = tool.get("swapkit", {}) if isinstance(tool, dict) else {}
     if not isinstance(found, dict):
         raise click.UsageError("pyproject.toml: [tool.swapkit]: expected a table for each command")
-    for name, table in found.items():
-        if not _is_known(name, table):
-            raise click.UsageError(
-                f"pyproject.toml: [tool.swapkit.{name}]: expected a command, with its options by "
-                "their names in Python, such as host_limit"
-            )
-    return found
+    return {name: _read_options(name, table) for name, table in found.items()}
 
 
-def _is_known(name: str, table: object) -> bool:
-    """Return whether a table of the file has the name of a command, and only options of it."""
+def _read_options(name: str, table: object) -> dict[str, object]:
+    """Return the options of one command, as a command line would have them.
+
+    Raises:
+        UsageError: there is no such command, or no such option of it.
+    """
     command = root.commands.get(name)
-    if command is None or not isinstance(table, dict):
-        return False
-    return {each.name for each in command.params}.issuperset(table)
+    known = {} if command is None else {each.name: each for each in command.params}
+    if isinstance(table, dict) and known:
+        lists = {key for key, each in table.items() if isinstance(each, list)}
+        several = {key for key, each in known.items() if getattr(each, "multiple", False)}
+        if known.keys() >= table.keys() and lists <= several:
+            return {key: _as_text(each) for key, each in table.items()}
+    raise click.UsageError(
+        f"pyproject.toml: [tool.swapkit.{name}]: expected a command, with its options by "
+        "their names in Python, such as host_limit"
+    )
+
+
+def _as_text(value: object) -> object:
+    if isinstance(value, list):
+        return [str(each) for each in value]
+    return value if isinstance(value, bool) else str(value)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -6,6 +6,7 @@ import gc
 import math
 import warnings
 from dataclasses import replace
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -361,6 +362,53 @@ def test_record_when_a_model_of_fake_tensors_is_recorded_on_a_pool_then_its_step
     with installed():
         trace = swapkit.record(lambda: model(x).sum().backward(), model, hardware="H100")
     assert {each.phase for each in trace.operators} == {Phase.FORWARD, Phase.BACKWARD}
+
+
+MEBI = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("sizes", "peak", "before"),
+    [
+        ([0], 8, 8),  # then 8 MiB of another tensor
+        ([4], 12, 8),
+        ([16], 24, 8),
+        ([4, 8], 16, 8),
+        ([0, 8], 16, 8),
+        ([4, 0], 8, 8),
+    ],
+)
+# Of another thread's storages, only those count that an operator of the step has used.
+@pytest.mark.parametrize(("is_known", "thread"), [(False, "own"), (True, "own"), (True, "other")])
+def test_record_when_a_storage_is_resized_and_no_pool_tells_then_its_bytes_count_as_they_are(
+    sizes: list[int], peak: int, before: int, *, is_known: bool, thread: str
+) -> None:
+    plain = torch.UntypedStorage.resize_
+    with torch.device("meta"):
+        model, x = nn.Linear(8, 8), torch.ones(2, 8)
+        tensor = torch.ones(8 * MEBI // 4)
+
+    def resize() -> None:
+        for size in sizes:
+            tensor.untyped_storage().resize_(size * MEBI)
+
+    def step() -> None:
+        if is_known:
+            tensor.view(-1)[:1].add_(1)
+        if thread == "own":
+            resize()
+        else:
+            worker = Thread(target=resize)
+            worker.start()
+            worker.join()
+        other = torch.ones(8 * MEBI // 4, device="meta")
+        other.add_(1)
+        model(x).sum().backward()
+
+    trace = swapkit.record(step, model, hardware="H100")
+    assert trace.peak_bytes // MEBI == peak
+    assert trace.bytes_before // MEBI == before
+    assert torch.UntypedStorage.resize_ is plain
 
 
 def test_record_when_fake_weights_are_sharded_then_they_count_while_they_are_gathered() -> None:

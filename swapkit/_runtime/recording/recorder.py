@@ -59,6 +59,7 @@ class Recorder(Notes):
     def __init__(self, setting: Setting) -> None:
         """Prepare; recording begins with `start`."""
         super().__init__(setting)
+        self._task = NO_TASK  # the latest backward pass
         self._microbatch: int | None = None  # that a pipeline's schedule works on
         self.optimizers = Optimizers(self, setting.optimizers)
         self.savings = Savings(self)
@@ -295,9 +296,9 @@ class Recorder(Notes):
 
     def resized(self, storage: torch.UntypedStorage, former_bytes: int) -> None:
         """Note that a storage has got or lost memory, where no pool tells."""
-        if not self.is_paused and self.is_here():
+        if not self.is_paused:
             with self.lock:
-                self.storages.resized(storage, former_bytes)
+                self.storages.resized(storage, former_bytes, is_here=self.is_here())
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -353,8 +354,13 @@ class Recorder(Notes):
         """Note the storages that forward no longer holds, and those that have lost their memory."""
         self.storages.note_freed()
         self.holds.note_freed(len(self.rows))
-        if (task := graph_task()) != NO_TASK:
-            self.holds.finish(len(self.rows), task)
+        task = graph_task()
+        if task == NO_TASK:
+            return
+        self.holds.finish(len(self.rows), task)
+        if task != self._task:
+            self._task = task
+            self.storages.end_emptied()
 
     def _note(
         self,

@@ -21,7 +21,6 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -145,7 +144,10 @@ def _owner(user: int) -> str:
 
 _log = get_logger("build")
 
-PACKAGE = "swapkit_shim"  # of the wheel
+PACKAGE = "swapkit_shim"  # of the wheel (`build_wheel`)
+# Where it is found: beside torch or swapkit. Its files are not checked as those of the cache are:
+# who can change them can change these packages, too.
+SITES = (Path(torch.__file__).parents[1], Path(__file__).parents[3])
 LOOK_SECONDS = 0.05
 ABANDONED_SECONDS = 3600.0  # no compilation takes that long
 
@@ -185,17 +187,8 @@ def find_cached(name: str) -> Path | None:
             continue
         else:
             return file
-    packaged = (folder / name for folder in packaged_folders())
+    packaged = (site / PACKAGE / name for site in SITES)
     return next((file for file in packaged if file.is_file()), None)
-
-
-def packaged_folders() -> list[Path]:
-    """Return where a wheel of the shim (`build_wheel`) is installed.
-
-    Its files are not checked as those of the cache: who can change them can change swapkit, too.
-    """
-    spec = find_spec(PACKAGE)
-    return [Path(folder) for folder in (spec and spec.submodule_search_locations) or ()]
 
 
 def remove_abandoned(folder: Path, pattern: str) -> None:
@@ -534,7 +527,8 @@ def build_wheel(folder: Path, library: Path, release: str) -> Path:
         OSError: the file cannot be written.
     """
     torchs, _, local = torch.__version__.partition("+")
-    version = f"{release}+torch{torchs}" + (f".{local}" if local else "")
+    builds = ["torch" + torchs, local, library.stem.rpartition("-")[2]]  # it has a digest
+    version = f"{release}{'.' if '+' in release else '+'}{'.'.join(filter(None, builds))}"
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
     tag = f"{python}-{python}-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
     information = f"{PACKAGE}-{version}.dist-info"

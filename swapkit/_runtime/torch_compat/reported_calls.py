@@ -73,7 +73,9 @@ class ReplacedMethod(Generic[_Listener]):
             if self._listeners or self._replacement is None:
                 return
             if getattr(owner, self._name) is self._replacement:
-                setattr(owner, self._name, self._plain)
+                delattr(owner, self._name)
+                if getattr(owner, self._name, None) is not self._plain:  # it was not inherited
+                    setattr(owner, self._name, self._plain)
             self._replacement = None
 
 
@@ -123,8 +125,9 @@ def _make_resize(plain: Any) -> Callable[..., Any]:  # noqa: ANN401 - torch's me
     def resize_(self: torch.UntypedStorage, nbytes: int) -> Any:  # noqa: ANN401 - torch's
         former_bytes = self.nbytes()
         result = plain(self, nbytes)
-        for listener in resizes.listeners_of(resize_) if self.nbytes() != former_bytes else ():
-            listener.resized(self, former_bytes)
+        if type(former_bytes) is int and self.nbytes() != former_bytes:  # else not known yet
+            for listener in resizes.listeners_of(resize_):
+                listener.resized(self, former_bytes)
         return result
 
     return resize_

@@ -54,6 +54,11 @@ class _Watch(weakref.ref):  # type: ignore[type-arg]
     nbytes: int  # at the last observed write, or when it was met
     number: int
 
+    def is_emptied(self) -> bool:
+        """Return whether it has shrunk since `nbytes` was noted, and nothing said so."""
+        storage = self.storage()
+        return storage is not None and bool(storage.nbytes() < self.nbytes)
+
     def storage(self) -> Any:  # noqa: ANN401 - an `UntypedStorage`
         """Return the storage; None: it has died."""
         storage = self()
@@ -92,8 +97,6 @@ class Storages:
         self._watches: dict[int, _Watch] = {}  # by number
         # Storages that have lost their memory, by their addresses, and the kind of what they held.
         self._emptied: dict[int, tuple[_Watch, Kind]] = {}
-        # When storages got memory that no operator has used yet, by their addresses.
-        self._births: dict[int, tuple[_Watch, int]] = {}
         self._blocks = blocks
         self._read_pool: Callable[[], None] | None = read_pool
         self._device = device
@@ -138,16 +141,11 @@ class Storages:
         elif memory:
             taken = self._blocks.attach(memory, number)
             birth = birth if taken is None else taken
-        life = StorageLife(nbytes, self._find_birth(address, birth), kind)
+        life = StorageLife(nbytes, birth, kind)
         life.is_outside = self._counts_outside and not self._is_inside(storage, tensor.device)
         self.lives.append(life)
         self._watch(storage, address, number, memory)
         return number
-
-    def _find_birth(self, address: int, otherwise: int) -> int:
-        """Return when a storage got its memory, if `resize_` gave it."""
-        watch, birth = self._births.pop(address, (None, otherwise))
-        return otherwise if watch is None or watch.storage() is None else birth
 
     @unseen
     def state(self, tensor: torch.Tensor, kind: Kind) -> None:
@@ -227,16 +225,44 @@ class Storages:
         self.note_freed()
         self._blocks.are_ours = False
 
-    def resized(self, storage: torch.UntypedStorage, former_bytes: int) -> None:
-        """End the life of a storage that has shrunk; note when one gets memory."""
+    def end_emptied(self) -> None:
+        """End the lives of storages that have shrunk, where neither a pool nor `resized` says so.
+
+        Compiled code and C++ call no method of Python.
+        """
+        for watch in list(self._watches.values()):
+            if watch.is_emptied() and self._now is not None:
+                self._end(watch, self._now())
+
+    def resized(self, storage: torch.UntypedStorage, former_bytes: int, *, is_here: bool) -> None:
+        """Note that a storage has other memory now: that is another storage of the trace.
+
+        `is_here`: whether a recorded thread did it; else only storages of the trace count.
+        """
         address, now = storage_address(storage), self._now
         if now is None:
             return
         number = self._numbers.get(address)
-        if number is None:
-            self._births[address] = _Watch(storage), now()
-        elif storage.nbytes() < former_bytes:
+        if number is None and address not in self._emptied:
+            # Fake tensors have storages on `meta`, whatever their device.
+            if not is_here or storage.device.type not in {self._device.type, "meta"}:
+                return
+            kind = Kind.INPUT if former_bytes else Kind.ACTIVATION
+            number = self._start(storage, former_bytes, BEFORE, kind)
+        if number is not None:
             self._end(self._watches[number], now())
+            if self.lives[number].birth == now():  # no operator ran meanwhile
+                self.lives[number].nbytes = 0
+        if storage.nbytes() > 0:
+            _, kind = self._emptied.pop(address)
+            self._start(storage, storage.nbytes(), now(), kind)
+
+    def _start(self, storage: torch.UntypedStorage, nbytes: int, birth: int, kind: Kind) -> int:
+        """Add a storage without memory in the pool; return its number."""
+        number = len(self.lives)
+        self.lives.append(StorageLife(nbytes, birth, kind))
+        self._watch(storage, storage_address(storage), number, 0)
+        return number
 
     def _end(self, watch: _Watch, death: int) -> None:
         """End the life of a storage that has lost its memory."""
@@ -265,7 +291,6 @@ class Storages:
         self._watches.clear()
         self._numbers.clear()
         self._emptied.clear()
-        self._births.clear()
 
     def _watch(self, storage: torch.UntypedStorage, address: int, number: int, memory: int) -> None:
         watch = _Watch(storage, self._died)

