@@ -8,6 +8,7 @@ names pages by their files; the site links to them.
 from __future__ import annotations
 
 import gc
+import importlib
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,11 @@ def tutorial_order(name: str) -> int:
 def start_anew(_gallery: dict[str, Any], _file: str) -> None:
     """Take swapkit out of the process, so that a tutorial starts as a program of its own does."""
     torch.compiler.reset()  # its caches keep models
+    # Dynamo notes the module of a compiled function in a cache, and as a global of its own wrapper.
+    wrapper = vars(importlib.import_module("torch._dynamo.external_utils"))
+    for name in [each for each in wrapper if each.startswith("__import_")]:
+        del wrapper[name]
+    importlib.import_module("torch._dynamo.symbolic_convert")._import_module.cache_clear()  # noqa: SLF001
     gc.collect()
     swapkit.uninstall(force=True)
 
