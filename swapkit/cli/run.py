@@ -20,6 +20,7 @@ from swapkit.ir.codec import read_planned
 from swapkit.planning import POLICIES
 from swapkit.reporting.machines import format_seconds
 from swapkit.reporting.paths import check_report, check_trace
+from swapkit.texts import waiting
 from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
@@ -205,7 +206,8 @@ class _Run:
             return code
         for method, path in self._list_files():
             try:
-                getattr(budget.session, method)(path)
+                with waiting(f"writing {path.name}"):
+                    getattr(budget.session, method)(path)
             except Exception as error:  # noqa: BLE001 - the training is done: the rest must follow
                 is_known = isinstance(error, (SwapkitError, ImportError, OSError))
                 text = str(error) if is_known else f"{type(error).__name__}: {error}"

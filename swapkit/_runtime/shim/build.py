@@ -145,9 +145,9 @@ def _owner(user: int) -> str:
 _log = get_logger("build")
 
 PACKAGE = "swapkit_shim"  # of the wheel (`build_wheel`)
-# Where it is found: beside torch or swapkit. Its files are not checked as those of the cache are:
-# who can change them can change these packages, too.
-SITES = (Path(torch.__file__).parents[1], Path(__file__).parents[3])
+# Where it is installed: beside torch or swapkit. Its files are not checked as those of the cache
+# are: who can change them can change these packages, too.
+PACKAGED = (Path(torch.__file__).parents[1] / PACKAGE, Path(__file__).parents[3] / PACKAGE)
 LOOK_SECONDS = 0.05
 ABANDONED_SECONDS = 3600.0  # no compilation takes that long
 
@@ -187,7 +187,7 @@ def find_cached(name: str) -> Path | None:
             continue
         else:
             return file
-    packaged = (site / PACKAGE / name for site in SITES)
+    packaged = (folder / name for folder in PACKAGED)
     return next((file for file in packaged if file.is_file()), None)
 
 

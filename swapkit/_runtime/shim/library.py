@@ -316,7 +316,7 @@ def _load(library: Path) -> ModuleType:
     """Load the shim as a module, and link it to the core and to torch."""
     name = "swapkit._runtime._shim"
     opened = str(library)
-    if library.parent.name != build.PACKAGE or library.parents[1] not in build.SITES:
+    if library.parent not in build.PACKAGED:
         # Never closed: while it is open, its name means no other library.
         opened = str(build.name_of(build.open_own(library)))
     loader = importlib.machinery.ExtensionFileLoader(name, opened)

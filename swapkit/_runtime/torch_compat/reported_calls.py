@@ -43,6 +43,7 @@ class ReplacedMethod(Generic[_Listener]):
         self._name = name
         self._make = make
         self._plain: Any = None
+        self._is_own = True  # whether the class has the method itself, and not from a base
         self._replacement: Callable[..., Any] | None = None  # while it is there
         self._lock = threading.Lock()
 
@@ -58,6 +59,7 @@ class ReplacedMethod(Generic[_Listener]):
         with self._lock:
             self._listeners = (*self._listeners, listener)
             if self._replacement is None:
+                self._is_own = self._name in vars(owner)
                 self._plain = getattr(owner, self._name)
                 self._replacement = self._make(self._plain)
                 setattr(owner, self._name, self._replacement)
@@ -73,9 +75,11 @@ class ReplacedMethod(Generic[_Listener]):
             if self._listeners or self._replacement is None:
                 return
             if getattr(owner, self._name) is self._replacement:
-                delattr(owner, self._name)
-                if getattr(owner, self._name, None) is not self._plain:  # it was not inherited
+                # One change: another thread may call the method now.
+                if self._is_own:
                     setattr(owner, self._name, self._plain)
+                else:
+                    delattr(owner, self._name)
             self._replacement = None
 
 

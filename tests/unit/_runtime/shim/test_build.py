@@ -347,7 +347,7 @@ def test_wheel_when_installed_then_a_machine_without_a_compiler_needs_none(
         try:
             swapkit.install()  # not from any folder of the path
         except NativeBuildError:
-            build.SITES = (pathlib.Path(os.environ["SITE"]),)
+            build.PACKAGED = (pathlib.Path(os.environ["SITE"], build.PACKAGE),)
             swapkit.install()
         torch.ones(1 << 20)
         print(swapkit.memory_stats()["allocated_bytes.all.peak"] > 1 << 20)
