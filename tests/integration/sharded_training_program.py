@@ -42,6 +42,8 @@ from tests.support.sessions import Block, digest, in_use_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from swapkit.ir.traces import Trace
+
 checkpoint: Any = torch.distributed.checkpoint
 WIDTH = 256
 LAYERS = 4
@@ -207,8 +209,8 @@ class Parts(NamedTuple):
     optimizers: list[torch.optim.Optimizer]
     run: Callable[[torch.Tensor], object]
 
-    def train(self, steps: int) -> list[str]:
-        """Return the bits of gradients and parameters of each step."""
+    def train(self, steps: int, watch: Callable[[], object] = int) -> list[str]:
+        """Return the bits of gradients and parameters of each step; call `watch` after each."""
         found = []
         parameters = [each for part in self.parts for each in part.parameters()]
         for step in range(steps):
@@ -221,6 +223,7 @@ class Parts(NamedTuple):
                 optimizer.step()
                 optimizer.zero_grad()
             found.append(digest([local_part(each.detach()) for each in parameters]))
+            watch()
         return found
 
 
@@ -287,17 +290,23 @@ def plan_parts(make: Callable[[], Parts]) -> dict[str, Any]:
     swapkit.offload(ours.optimizers)
     limit = int(between_bytes + 0.85 * (peak_bytes - between_bytes))
     with swapkit.budget(limit, ours.parts, ours.optimizers, search_steps=1) as session:
+        # Ranks do not wait until others propose to keep parameters, which ends the plans so far.
+        planned: list[Trace] = []
+
+        def watch() -> None:
+            if session.plan is not None and session.trace is not None:
+                planned.append(session.trace)
+
         with planning_at_once():
-            same = ours.train(SESSION_STEPS) == expected
-        trace = session.trace
-        modules = [] if trace is None else [each.module for each in trace.operators]
+            same = ours.train(SESSION_STEPS, watch) == expected
+        operators = planned[-1].operators if planned else ()
         return {
             "same": same,
             "steps": session.stats.steps,
-            "planned": session.plan is not None,
+            "planned": len(planned) > 0,
             "is_within": session.stats.peak_bytes <= limit,
-            "parts": sorted({name.partition(".")[0] for name in modules if name}),
-            "microbatches": sorted({each.microbatch for each in trace.operators}) if trace else [],
+            "parts": sorted({each.module.partition(".")[0] for each in operators if each.module}),
+            "microbatches": sorted({each.microbatch for each in operators}),
             "explained": session.explain().count("on the host"),
         }
 
