@@ -3,8 +3,9 @@
 Each way trains the same Llama-style stack on the CPU, in processes of its own, in turn: plain, then
 the others, `--rounds` times. All allocate from swapkit's pool, which counts the bytes in use;
 only swapkit's rows have a limit. Lines are those of the way's function below, less its head and the
-loop that all share. What needs a GPU runs in `make virtual`: torchtune, TRL, and `save_on_cpu`,
-which copies nothing on the CPU. Libraries that are not installed are left out, and named.
+loop that all share. What needs a GPU runs in `make virtual`: torchtune, TRL, torchao, and
+`save_on_cpu`, which copies nothing on the CPU. Libraries that are not installed are left out, and
+named.
 
 `--json FILE` writes one flat object of all figures.
 """

@@ -19,6 +19,7 @@ from typing import TextIO
 # What `re.compile` raises: also for too large a number of repetitions, and for deep nesting.
 PATTERN_ERRORS = (re.error, OverflowError, RecursionError)
 PATIENCE_SECONDS = 2.0  # after which a line says what is under way
+_here = threading.local()
 _HIDDEN = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -67,9 +68,24 @@ def _make_printable(record: logging.LogRecord) -> bool:
 def waiting(what: str) -> Iterator[None]:
     """Show on stderr what is under way: on a terminal at once, elsewhere if it takes long.
 
+    Inside of another one on the same thread, show nothing: two would write over each other.
+
     Args:
         what: a few words.
     """
+    if getattr(_here, "is_waiting", False):
+        yield
+        return
+    _here.is_waiting = True
+    try:
+        with _shown(what):
+            yield
+    finally:
+        _here.is_waiting = False
+
+
+@contextlib.contextmanager
+def _shown(what: str) -> Iterator[None]:
     if not _is_terminal(sys.stderr):
         timer = threading.Timer(PATIENCE_SECONDS, _say, (f"{what} ...", sys.stderr))
         timer.daemon = True

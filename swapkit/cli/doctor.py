@@ -170,7 +170,8 @@ def check_cache() -> Finding:
     folder = shim.cache_folder() or built.library.parent
     free_bytes = shutil.disk_usage(folder).free
     text = (
-        f"{built.library.parent}: the shim for this torch, {how}; {format_bytes(free_bytes)} free"
+        f"{built.library}: the shim for this torch, {how}; "
+        f"cache {folder}: {format_bytes(free_bytes)} free"
     )
     if not os.access(folder, os.W_OK):
         remedy = "measurements are made anew each time; set XDG_CACHE_HOME to a folder of yours"

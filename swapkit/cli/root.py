@@ -121,7 +121,8 @@ def _read_options(name: str, table: object) -> dict[str, object]:
         UsageError: there is no such command, or no such option of it.
     """
     command = root.commands.get(name)
-    known = {} if command is None else {each.name: each for each in command.params}
+    params = [] if command is None else command.params
+    known = {each.name: each for each in params if isinstance(each, click.Option)}
     if isinstance(table, dict) and known:
         lists = {key for key, each in table.items() if isinstance(each, list)}
         several = {key for key, each in known.items() if getattr(each, "multiple", False)}

@@ -18,7 +18,12 @@ from swapkit.ir.plans import Decision, Plan
 from swapkit.ir.traces import Trace
 from swapkit.planning import POLICIES
 from swapkit.planning.bounds.bound import lower_bound
-from swapkit.planning.search.feasibility import Least, find_least, name_operators
+from swapkit.planning.search.feasibility import (
+    OPTIMIZER_STEP,
+    Least,
+    find_least,
+    name_operators,
+)
 from swapkit.planning.search.moves import Trials
 from swapkit.planning.search.solving import (
     SHARES,
@@ -301,6 +306,8 @@ def _explain_failure(
     names = name_operators(trace, problem, least)
     shown = ", ".join(names[:NAMED_OPERATORS])
     hints = ["a smaller batch or shorter sequences"]
+    if all(each.endswith(OPTIMIZER_STEP) for each in names):
+        hints = ["an optimizer with foreach=False or fused=True"]
     if policy != "auto":
         hints.append('policy="auto"')
     if machine.host_bytes is not None:

@@ -86,6 +86,31 @@ def test_memory_when_a_step_is_recorded_then_it_is_what_the_pool_had_in_use(
         assert trace.peak_bytes > 2 << 20
 
 
+def test_record_when_a_storage_has_the_place_of_an_emptied_one_then_it_counts_as_another() -> None:
+    with torch.device("meta"):
+        model, x = nn.Linear(8, 8), torch.ones(2, 8)
+    found = []
+
+    def step() -> None:
+        emptied = torch.UntypedStorage(8 * MEBI, device="meta")
+        emptied.resize_(4 * MEBI)  # made in the step
+        emptied.resize_(0)
+        place = emptied._cdata
+        del emptied
+        others = []
+        for _ in range(1000):
+            others.append(torch.UntypedStorage(16 * MEBI, device="meta"))
+            if others[-1]._cdata == place:
+                found.append(others[-1])
+                others[-1].resize_(1)
+                break
+        model(x).sum().backward()
+
+    trace = swapkit.record(step, model, hardware="H100")
+    assert found, "no storage has the place"
+    assert trace.bytes_before // MEBI == 8 + 16
+
+
 def test_storage_when_its_memory_goes_and_comes_back_then_each_time_is_a_life_of_its_own() -> None:
     with installed():
         weight = nn.Parameter(torch.randn(WIDTH, WIDTH + 1))

@@ -75,12 +75,15 @@ def test_recipe_when_it_estimates_then_nothing_trains_and_steps_have_times(
 def test_sharded_recipe_when_on_two_ranks_then_it_trains_to_the_same_losses_within_a_budget() -> (
     None
 ):
-    ranks = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    free, tight = (
-        run(*ranks, FOLDER / "fsdp.py", "--tiny", "--budget", each) for each in ("512MiB", "1.2MiB")
+    ranks = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+    alone, free, tight = (
+        run(*ranks, count, FOLDER / "fsdp.py", "--tiny", "--budget", budget)
+        for count, budget in (("1", "512MiB"), ("2", "512MiB"), ("2", "1.2MiB"))
     )
-    losses = LOSS.findall(free)
+    losses, losses_alone = LOSS.findall(free), LOSS.findall(alone)
     assert (len(losses), len(set(losses)) > 4) == (6, True)
+    assert losses_alone[0] == losses[0]
+    assert losses_alone[1:] != losses[1:], "each rank has samples of its own"
     assert LOSS.findall(tight) == losses
     ((peak, limit),) = (map(float, found) for found in ENDED.findall(tight))
     assert peak <= limit
@@ -96,6 +99,14 @@ def test_sharded_recipe_when_it_estimates_then_more_ranks_need_less_memory() -> 
         (found,) = re.findall(r"optimizer states +([\d.]+) KiB", said)
         weights.append(float(found))
     assert weights[1] < weights[0] / 3
+
+
+@FINETUNE
+def test_sharded_recipe_when_embedding_and_output_share_a_weight_then_they_still_do() -> None:
+    said = run(FOLDER / "fsdp.py", "--size", "1b", "--tokens", "64", "--estimate", "4090")
+    (found,) = re.findall(r"gradients +([\d.]+) MiB", said)
+    weights = 1_235_814_400  # of Llama 3.2 1B, in 2 bytes on 8 ranks
+    assert float(found) == pytest.approx(weights * 2 / 8 / 2**20, abs=0.01)
 
 
 def test_plain_script_when_run_within_a_budget_then_its_losses_are_the_same() -> None:

@@ -6,14 +6,17 @@ import copy
 import io
 import logging
 import pickle
+import sys
+import time
 
 import pytest
 from torch import nn
 
 import swapkit
+from swapkit import texts
 from swapkit.errors import DiskError, NativeBuildError, SwapkitError, WrongKey
 from swapkit.reporting.text import AllocationFailure, Holder, format_failure, format_table
-from swapkit.texts import get_logger, printable, printable_lines
+from swapkit.texts import get_logger, printable, printable_lines, waiting
 from tests.meta.sources import ROOT
 
 HOSTILE = "a\x1b[31m\r\nswapkit ERROR: forged\x07\x9b\u202e\u2028\udc80"
@@ -62,6 +65,22 @@ def test_error_when_its_text_has_names_then_safe_also_as_a_copy(kind: type[Swapk
     for each in (error, copy.copy(error), pickle.loads(pickle.dumps(error))):
         assert str(each) == printable_lines(HOSTILE)
     assert NativeBuildError("a", name="b").name == "b"
+
+
+def test_waiting_when_inside_another_then_only_the_outer_one_is_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(texts, "PATIENCE_SECONDS", 0.0)
+    for _ in range(2):
+        with waiting("outer"), waiting("inner"):
+            while "outer" not in stream.getvalue():
+                time.sleep(0.001)
+            time.sleep(0.01)  # long enough for the other one's line
+        assert stream.getvalue() == "outer ...\n"
+        stream.truncate(0)
+        stream.seek(0)
 
 
 def test_tables_and_out_of_memory_when_names_are_hostile_then_shown_as_escapes() -> None:

@@ -145,9 +145,16 @@ def _owner(user: int) -> str:
 _log = get_logger("build")
 
 PACKAGE = "swapkit_shim"  # of the wheel (`build_wheel`)
-# Where it is installed: beside torch or swapkit. Its files are not checked as those of the cache
-# are: who can change them can change these packages, too.
-PACKAGED = (Path(torch.__file__).parents[1] / PACKAGE, Path(__file__).parents[3] / PACKAGE)
+# Where it is installed: beside torch, swapkit or what else the interpreter has. Its files are not
+# checked as those of the cache are: who can change them can change these packages, too.
+PACKAGED = tuple(
+    folder / PACKAGE
+    for folder in (
+        Path(torch.__file__).parents[1],
+        Path(__file__).parents[3],
+        Path(sysconfig.get_path("platlib")),
+    )
+)
 LOOK_SECONDS = 0.05
 ABANDONED_SECONDS = 3600.0  # no compilation takes that long
 

@@ -19,6 +19,7 @@ Measure: TypeAlias = tuple[int, int, int]
 PLENTY = 1 << 60
 PASSES = 3  # over all classes, and over the items at the peak
 MOST_EXCHANGED = 16
+OPTIMIZER_STEP = "the optimizer's step"
 MOST_ITEMS = 64  # items at the peak to examine in one pass
 
 
@@ -51,7 +52,7 @@ def name_operators(trace: Trace, problem: Problem, least: Least) -> tuple[str, .
         largest = max(operators, key=lambda number: trace.operators[number].workspace_bytes)
         operator = trace.operators[largest]
         is_step = operator.phase is Phase.OPTIMIZER
-        place = "the optimizer's step" if is_step else operator.module
+        place = OPTIMIZER_STEP if is_step else operator.module
         names[f"{operator.name} in {place}" if place else operator.name] = None
     return tuple(names)
 

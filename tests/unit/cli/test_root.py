@@ -100,6 +100,7 @@ def test_run_when_defaults_are_set_then_options_win_and_then_variables(
     [
         ("[tool.swapkit.runs]\n", r"\[tool.swapkit.runs\]: expected a command"),
         ("[tool.swapkit.run]\nbuget = 1\n", r"\[tool.swapkit.run\]: expected a command"),
+        ("[tool.swapkit.run]\nprogram = 'train.py'\n", r"\[tool.swapkit.run\]: expected a command"),
         ("[tool.swapkit.build]\nwheel = [1]\n", r"\[tool.swapkit.build\]: expected a command"),
         ("[tool.swapkit]\nrun = 1\n", r"\[tool.swapkit.run\]: expected a command"),
         ("[tool]\nswapkit = 1\n", r"\[tool.swapkit\]: expected a table"),

@@ -129,9 +129,8 @@ class Storages:
         number = len(self.lives)
         storage = tensor.untyped_storage()
         memory = self._memory_inside(storage, tensor.device)
-        watch, kind_before = self._emptied.pop(address, (None, kind))
-        if watch is not None and watch.storage() is not None:  # the same tensors' once more
-            kind = kind_before
+        self._forget_dead(address)
+        _, kind = self._emptied.pop(address, (None, kind))  # the same tensors' once more
         nbytes = self._counted_bytes(storage, tensor.device)
         if (former := self._blocks.owner(memory)) is not None:
             if self._has_lost(former, memory):  # a compiled graph's memory moves when it is packed
@@ -243,6 +242,7 @@ class Storages:
         if now is None:
             return
         number = self._numbers.get(address)
+        self._forget_dead(address)
         if number is None and address not in self._emptied:
             # Fake tensors have storages on `meta`, whatever their device.
             if not is_here or storage.device.type not in {self._device.type, "meta"}:
@@ -271,6 +271,11 @@ class Storages:
         self._watches.pop(watch.number, None)
         self._numbers.pop(watch.address, None)
         self._emptied[watch.address] = watch, life.kind
+
+    def _forget_dead(self, address: int) -> None:
+        """Forget an emptied storage that has died: another one may have its address now."""
+        if address in self._emptied and self._emptied[address][0].storage() is None:
+            del self._emptied[address]
 
     def owns(self, tensor: torch.Tensor) -> bool:
         """Return whether a budget would count a tensor's memory."""
