@@ -4,7 +4,8 @@ While memory fills up, groups are copied to the host early, in the order in whic
 (*write-behind*). They stay on the device and are *clean*. When an allocation fails, the pool asks
 for bytes (*rescue*). A rescue drops clean groups first, then waits for copies in flight, then
 copies and drops the rest. It goes oldest first, since backward needs the oldest group last.
-Prefetched groups are evicted last of all.
+Prefetched groups are evicted last of all. Weights that may leave (`weights.py`) do so before saved
+tensors, since most of them are clean at all times; those that are used soon, after them.
 
 Where a `host_limit` leaves little room for copies, operators are captured while no plan has settled
 (`shim/cpp/recompute/standby.hpp`). Storages that the host has no room for are dropped and
@@ -124,6 +125,7 @@ class Evictor:
         if not self._device.makes_reclaimable:
             self._mover.ahead_bytes = int(self._step_evicted_bytes * AHEAD)
         self._step_evicted_bytes = 0
+        self._mover.end_held_step()
         self._mover.end_captures()
 
     # ---- standby: recomputation without room on the host ----------------------------------------
@@ -185,6 +187,7 @@ class Evictor:
         freed = leaving
         for evict in (
             self._take_reclaimable,
+            self._free_weights,
             self._evict_clean,
             self._evict_copying_out,
             self._await_copies,
@@ -195,7 +198,11 @@ class Evictor:
                 freed += evict(groups, wanted_bytes - freed)
         # Last resorts, only for the bytes really needed: evicting groups that are used soon, and a
         # search for graphs.
-        for last_resort in (self._evict_copying_in, self._evict_adopted):
+        for last_resort in (
+            self._free_weights_used_soon,
+            self._evict_copying_in,
+            self._evict_adopted,
+        ):
             if freed < needed_bytes:
                 freed += last_resort(groups, needed_bytes - freed)
         self._count += freed > leaving
@@ -219,6 +226,12 @@ class Evictor:
         if not self._device.makes_reclaimable:
             return 0
         return self._device.shared.shim.native_take(self._device.index, needed_bytes)
+
+    def _free_weights(self, _groups: list[StorageGroup], needed_bytes: int) -> int:
+        return self._mover.free_held(needed_bytes, True)  # noqa: FBT003 - positional only
+
+    def _free_weights_used_soon(self, _groups: list[StorageGroup], needed_bytes: int) -> int:
+        return self._mover.free_held(needed_bytes, False)  # noqa: FBT003 - positional only
 
     def _evict(self, group: StorageGroup) -> int:
         """Drop a clean group's storage; return the bytes freed."""

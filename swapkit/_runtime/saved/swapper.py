@@ -22,6 +22,7 @@ from swapkit._runtime.saved import taken_apart
 from swapkit._runtime.saved.device import Counters, Curve, Device, PlannedMove
 from swapkit._runtime.saved.eviction import NO_BUDGET, EvictionTerms, Evictor
 from swapkit._runtime.saved.existing_graphs import adopt_graphs
+from swapkit._runtime.saved.weights import hold_weights
 from swapkit._runtime.shim.types import Mover, Packer, Placement, SavedTensor, StorageGroup
 from swapkit._runtime.torch_compat.internals import NO_TASK, base_of, engine, graph_task
 from swapkit._runtime.torch_compat.isolation import hidden, untraced
@@ -104,6 +105,16 @@ class Swapper:
     def packer(self, placement: Placement) -> Callable[[torch.Tensor], SavedTensor]:
         """Return a pack hook that has no observer."""
         return self.mover.packer(placement).pack
+
+    def hold_weights(self, model: torch.nn.Module) -> None:
+        """Let the weights of a model leave the device between two uses."""
+        with self._lock, hidden():
+            hold_weights(self.mover, model, self.evictor.min_bytes)
+
+    def end_weights(self) -> None:
+        """Bring the weights back, as far as there is room."""
+        with self._lock, hidden():
+            self.mover.end_held()
 
     def end_scope(self) -> None:
         """Send out the groups that waited for more saves: a scope has ended."""

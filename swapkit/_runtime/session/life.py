@@ -21,7 +21,7 @@ from swapkit._runtime.control.plan_controller import PlanController
 from swapkit._runtime.control.plan_maker import spare_bytes
 from swapkit._runtime.control.plan_status import PlanStatus, log_progress
 from swapkit._runtime.control.rank_alarm import ALL, RankWatch
-from swapkit._runtime.control.session_config import SessionConfig
+from swapkit._runtime.control.session_config import RESCUE, SessionConfig
 from swapkit._runtime.model import global_hooks
 from swapkit._runtime.model.ranks import is_fsdp
 from swapkit._runtime.model.step_counter import OPTIMIZER_STEP, StepCounter
@@ -39,12 +39,15 @@ from swapkit._runtime.torch_compat.isolation import make_fork_lock
 from swapkit._runtime.torch_compat.thread_stacks import stacks
 from swapkit.ir.plans import Action
 from swapkit.ir.runs import SessionStats
-from swapkit.planning.selection.cases import Stage
+from swapkit.planning.selection.cases import NO_PLAN, Stage
 from swapkit.texts import get_logger
 from swapkit.units import format_bytes
 
 if TYPE_CHECKING:
     import torch
+
+MOVES_WEIGHTS = frozenset({"auto", "swap", RESCUE})  # the policies that do
+WEIGHTS = "weights leave the device, and plans do not include them yet"
 
 # ---- life ----------------------------------------------------------------------------------------
 #
@@ -113,11 +116,16 @@ class SessionLife:
 
     def status(self) -> PlanStatus:
         """Return the status of the search for a plan."""
-        return PlanStatus() if self.controller is None else self.controller.status()
+        return self._without_plan() if self.controller is None else self.controller.status()
 
     def status_to_save(self) -> PlanStatus:
         """Return the status with the best plan so far; wait for a plan in the making."""
-        return PlanStatus() if self.controller is None else self.controller.status_to_save()
+        return self._without_plan() if self.controller is None else self.controller.status_to_save()
+
+    def _without_plan(self) -> PlanStatus:
+        return (
+            PlanStatus(why_none=WEIGHTS, progress=NO_PLAN) if self._config.plans else PlanStatus()
+        )
 
     def stats(self) -> SessionStats:
         """Return the statistics so far."""
@@ -243,6 +251,7 @@ class SessionLife:
         for other in installation.sessions:
             other.note_peak()
         undo.add(self.swapper.scheduler.trim)
+        self._hold_weights()
         undo.add(lambda: installation.leave(self))
         installation.enter(self)
         installation.pool.peak_take()  # discard the peak from before the session
@@ -259,6 +268,16 @@ class SessionLife:
         for swappers in (thread_state.sessions, installation.runtime.active):
             undo.add(functools.partial(_remove, swappers, self.swapper))
             swappers.append(self.swapper)
+
+    def _hold_weights(self) -> None:
+        """Let the model's weights leave if it takes more memory than the limit."""
+        model, installation = self._model, self.installation
+        if model is None or installation.pool.in_use_bytes() <= self.limit_bytes:
+            return
+        is_moved = self._config.policy in MOVES_WEIGHTS and installation.device.name.type == "cpu"
+        if is_moved and not is_fsdp(model):
+            self._of_process.add(self.swapper.end_weights)
+            self.swapper.hold_weights(model)
 
     def _bind_threads(self) -> None:
         """Bind the threads that work for the device to CPUs near it, if that is asked for."""
@@ -287,7 +306,7 @@ class SessionLife:
             see_everything()
             self._of_process.add(evictor.end_standby)
             evictor.prepare_standby()
-        if self._config.plans:
+        if self._config.plans and not self.swapper.mover.held[0]:
             controller = PlanController(
                 installation, self.hooks, self._model, self._optimizers, self._config
             )

@@ -7,7 +7,7 @@ import gzip
 import importlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -18,6 +18,7 @@ from swapkit._runtime.allocators.memory_holders import UNCOLLECTED_AGE
 from swapkit._runtime.control.plan_status import PlanStatus, describe, describe_progress
 from swapkit._runtime.model.ranks import count_node_ranks
 from swapkit._runtime.optimizer.chunked_step import attached
+from swapkit._runtime.saved.swapper import Swapper
 from swapkit.errors import SwapkitError
 from swapkit.ir.documents import write_file
 from swapkit.ir.pool_histories import PoolHistory
@@ -89,14 +90,21 @@ def explain_uncollected(holders: Sequence[Holder]) -> list[str]:
     ]
 
 
-def explain_states(trained: Iterable[object]) -> list[str]:
-    """Return a line for each optimizer whose states are offloaded.
-
-    `trained`: what a session trains.
-    """
-    states = [attached(each) for each in trained if isinstance(each, torch.optim.Optimizer)]
-    places = [each.places() for each in states if each is not None]
-    return [str(each) for each in places if each is not None]
+def explain_placed(swapper: Swapper) -> list[str]:
+    """Return lines about weights that leave the device, and states that are offloaded."""
+    optimizers = (each for each in swapper.trained() if isinstance(each, torch.optim.Optimizer))
+    states = [each for optimizer in optimizers if (each := attached(optimizer)) is not None]
+    places = [str(place) for state in states if (place := state.places()) is not None]
+    all_bytes, here_bytes, kept_bytes, late = swapper.mover.held
+    if not all_bytes:
+        return places
+    kept = f"; {format_bytes(kept_bytes)} stay: the program holds them elsewhere, too"
+    return [
+        f"weights: {format_bytes(all_bytes)} leave the device between two uses, "
+        f"{format_bytes(here_bytes)} are on it now; {late} uses waited"
+        + (kept if kept_bytes else ""),
+        *places,
+    ]
 
 
 def explain_regions() -> list[str]:

@@ -402,8 +402,8 @@ class Session:
         layout = installation.layout
         places = [] if layout is None else reports.explain_layout(layout.stats())
         text = reports.explain(stats, self._find_status(), self._config.policy_name, outside)
-        trained = () if (active := self._active) is None else active.swapper.trained()
-        states = reports.explain_states(trained)
+        active = self._active
+        states = [] if active is None else reports.explain_placed(active.swapper)
         regions = reports.explain_regions()
         return "\n".join([text, *regions, *states, *kept, *places, *threads, *advice])
 

@@ -305,6 +305,7 @@ class Mover(Protocol):
     holds_copies: bool  # write-behind is off
     makes_reclaimable: bool  # copied groups become so (`Mover.make_reclaimable`)
     hears_saves: bool  # whether saves under the budget call `MoverPolicy.note_automatic`
+    held: tuple[int, int, int, int]  # bytes held, here, and that cannot leave; uses that waited
     dirty_count: int  # groups that still have to be copied ahead
     pool_address: int  # of the pool that records copies and knows the free room; 0: none
     timed: list[tuple[int, int, int]]  # for tests, by thread: saves, releases and orders to come
@@ -363,6 +364,30 @@ class Mover(Protocol):
         """Give up the memory of a group that can be recomputed; return False if it cannot be.
 
         The recomputed bytes must match the digest (`compare_digest` in `callbacks.py`).
+        """
+
+    def hold(self, tensor: torch.Tensor, placement: Placement, /) -> bool:
+        """Let a tensor's storage leave between two uses, as long as only known tensors view it.
+
+        Return False if it is not plain memory of the pool, or another session holds it.
+
+        Raises:
+            RuntimeError: other libraries use the dispatch keys that this needs.
+        """
+
+    def free_held(self, needed_bytes: int, spares: bool, /) -> int:  # noqa: FBT001 - in C++
+        """Let held storages leave, farthest next use first; return the bytes freed.
+
+        `spares`: not those that are used soon.
+        """
+
+    def end_held_step(self) -> None:
+        """Note that a step has ended: the next one is expected to use them in the same order."""
+
+    def end_held(self) -> int:
+        """Bring held storages back, and hold them no more.
+
+        Return the number of those that found no room: operators bring them.
         """
 
     def release_done(self, is_end: bool, /) -> None:  # noqa: FBT001 - in C++

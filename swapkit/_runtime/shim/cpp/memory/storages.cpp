@@ -102,7 +102,7 @@ c10::StorageImpl *plain_storage(c10::TensorImpl &tensor, std::size_t least_bytes
     }
     c10::StorageImpl *storage = tensor.unsafe_storage().unsafeGetStorageImpl();
     bool is_one = storage != nullptr && storage->nbytes() >= least_bytes &&
-                  !c10::impl::cow::is_cow_data_ptr(storage->data_ptr());
+                  !c10::impl::cow::is_cow_data_ptr(storage->_mutable_data_ptr_no_checks());
     return is_one ? storage : nullptr;
 }
 

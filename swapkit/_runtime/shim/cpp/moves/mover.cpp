@@ -70,6 +70,9 @@ void enroll_again(Mover *mover, Group *group) {
 }
 
 void enroll_out(Mover *mover, Group *group) {
+    if (group->is_held != 0) {
+        return; // found by the program's storage
+    }
     mover->books->resident.erase(group->serial);
     forget_kept(mover, group);
     if (group->weak == nullptr) {
@@ -268,9 +271,7 @@ bool finish_in(Mover *mover, Group *group) {
     return !raises(status);
 }
 
-// Start copying a group back that is out. 0: the call is `tentative`, and getting the memory would
-// need waiting or a rescue.
-static int copy_in(Mover *mover, Group *group, bool tentative) {
+int start_in(Mover *mover, Group *group, bool tentative) {
     SWAPKIT_ASSERT(group->native != nullptr);
     c10::StorageImpl *storage = nullptr;
     bool previous = tentative && links.sk_tentative_set(true);
@@ -386,9 +387,7 @@ bool release(Mover *mover, Group *group) {
 
 // ---- coming back --------------------------------------------------------------------------------
 
-// Return whether `nbytes` may come back. `spares`: keep a reserve for operators. -1: an exception
-// is set.
-static int has_room(Mover *mover, std::size_t nbytes, bool spares) {
+int has_room(Mover *mover, std::size_t nbytes, bool spares) {
     if (mover->pool != 0) {
         return links.sk_pool_has_room(reinterpret_cast<sk_pool *>(mover->pool), nbytes, spares);
     }
@@ -403,7 +402,7 @@ static int bring_if_room(Mover *mover, Group *group, bool spares) {
     if (group->storage == nullptr && !group_revive(group)) {
         int started = has_room(mover, group->nbytes, spares);
         if (started == 1) {
-            started = copy_in(mover, group, true);
+            started = start_in(mover, group, true);
         }
         if (started != 1) {
             return started;
@@ -440,7 +439,7 @@ bool bring_back(Mover *mover, Group *group) {
             return false;
         }
     } else if (group_state(group) == SK_GROUP_OUT) {
-        if (!group_revive(group) && copy_in(mover, group, false) < 0) {
+        if (!group_revive(group) && start_in(mover, group, false) < 0) {
             return false;
         }
         enroll_again(mover, group);

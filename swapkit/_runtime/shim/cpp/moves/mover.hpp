@@ -8,6 +8,7 @@
 #ifndef SWAPKIT_MOVER_HPP
 #define SWAPKIT_MOVER_HPP
 
+#include "held/held.hpp"
 #include "moves/agenda.hpp"
 #include "python/lock.hpp"
 #include "saved/carried.hpp"
@@ -33,6 +34,7 @@ struct Books {
     // Groups without a storage whose first one other code kept, by that storage.
     std::unordered_multimap<const c10::StorageImpl *, Group *> kept;
     Agenda agenda;                      // when groups leave and come back
+    HeldOrder held;                     // what the program holds itself
     std::size_t recomputed = 0;         // groups that have a recipe
     Carried captured;                   // captured without a plan (`standby.hpp`)
     const void *retained_run = nullptr; // the region that was recomputed last,
@@ -137,6 +139,12 @@ int finish_out(Mover *mover, Group *group);
 int make_reclaimable(Mover *mover, Group *group);
 // Release the memory of a clean group.
 bool release(Mover *mover, Group *group);
+// Start copying a group back that is out. 0: the call is `tentative`, and getting the memory would
+// need waiting or a rescue. -1: an exception is set.
+int start_in(Mover *mover, Group *group, bool tentative);
+// Return whether `nbytes` may come back. `spares`: keep a reserve for operators. -1: an exception
+// is set.
+int has_room(Mover *mover, std::size_t nbytes, bool spares);
 // Start bringing a group back if there is room. 0: there is no room.
 int bring_early(Mover *mover, Group *group);
 // As bring_early, for a group whose room the plan has accounted for.

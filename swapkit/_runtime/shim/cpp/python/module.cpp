@@ -1,4 +1,5 @@
 // module.cpp - the shim as a Python module: movers, and the links to the core.
+#include "held/held.hpp"
 #include "memory/reclaimable.hpp"
 #include "memory/streams.hpp"
 #include "moves/plan_cursor.hpp"
@@ -181,7 +182,9 @@ Type mover_type(
     method<"forget_retained", with_lock<forget_retained>>(),
     method<"end_captures", with_lock<end_captures>>(),
     method<"sweep_captured", [](Mover *mover) { return int{mover->books->captured.sweep()}; }>(),
-    method<"drop", drop_group>(), field("policy", &Mover::policy),
+    method<"drop", drop_group>(), method<"hold", hold>(), method<"free_held", held_free>(),
+    method<"end_held_step", held_end_step>(), method<"end_held", held_end>(),
+    property<held_bytes>("held"), field("policy", &Mover::policy),
     field("repeated", &Mover::repeated), variable("host_is_full", &Mover::host_is_full),
     variable("pool_address", &Mover::pool), variable("watermark_bytes", &Mover::watermark_bytes),
     variable("most_copying", &Mover::most_copying), variable("ahead_bytes", &Mover::ahead_bytes),

@@ -1,4 +1,5 @@
 // group.cpp - handles and groups: references to storages, and rebuilding tensors bit for bit.
+#include "held/held.hpp"
 #include "memory/copy_owners.hpp"
 #include "memory/reclaimable.hpp"
 #include "moves/mover.hpp"
@@ -85,6 +86,7 @@ static Handle *handle_of(c10::TensorImpl *alias) {
     }
     handle->alias = alias;
     handle->version = version_of(alias);
+    handle->is_of_held = held_aliased(alias);
     return handle;
 }
 
@@ -324,8 +326,43 @@ void group_drop_copy(Group *group) {
     group->state_at = group->storage != nullptr ? &resident : &computed_again;
 }
 
+namespace {
+
+constexpr char is_away[] =
+    "the bytes of this tensor are on the host: swapkit brings them for torch's operators, but not "
+    "for code that reads the address. Pass a copy to that code (`tensor.clone()`), or run it as an "
+    "operator (`torch.library.custom_op`)";
+
+} // namespace
+
+void group_arrive(Group *group) {
+    if (group->is_held == 0 || group->weak == nullptr) {
+        return;
+    }
+    c10::StorageImpl *fresh = std::exchange(group->storage, nullptr);
+    c10::StorageImpl *own = c10::raw::weak_intrusive_ptr::lock(group->weak);
+    if (own == nullptr) { // the program has dropped it meanwhile
+        group->storage = fresh;
+        return;
+    }
+    own->clear_data_ptr_access_error_msg_();
+    own->set_data_ptr_noswap(fresh->set_data_ptr(c10::DataPtr(nullptr, own->device())));
+    swapkit_storage_drop(fresh);
+    c10::raw::weak_intrusive_ptr::decref(std::exchange(group->weak, nullptr));
+    group->storage = own;
+    group->copied_from = memory_of(own);
+}
+
 void group_strip(Group *group) {
     if (group->storage == nullptr) {
+        return;
+    }
+    if (group->is_held != 0) {
+        c10::StorageImpl *storage = std::exchange(group->storage, nullptr);
+        group->weak = c10::raw::intrusive_ptr::make_weak(storage);
+        c10::DataPtr memory = storage->set_data_ptr(c10::DataPtr(nullptr, storage->device()));
+        storage->release_data_and_set_meta_custom_data_ptr_error_msg_(is_away);
+        swapkit_storage_drop(storage);
         return;
     }
     SWAPKIT_ASSERT(has_python());
@@ -364,7 +401,7 @@ void group_restore(Group *group, c10::StorageImpl *storage) {
         group->state_at = &resident;
     }
     group->shift_bytes = group->part_bytes;
-    if (group->weak != nullptr) {
+    if (group->is_held == 0 && group->weak != nullptr) {
         c10::raw::weak_intrusive_ptr::decref(std::exchange(group->weak, nullptr));
     }
 }
@@ -397,6 +434,9 @@ void handle_unlink(Handle *handle) {
 }
 
 void handle_free(Handle *handle) {
+    if (handle->is_of_held) {
+        held_unaliased(handle->alias);
+    }
     if (handle->alias != nullptr) {
         c10::raw::intrusive_ptr::decref(handle->alias);
     }

@@ -70,9 +70,6 @@ bool packs_any(const Packer *packer) {
     return !is_kept || !marks_are_empty() || is_any_recomputed();
 }
 
-namespace {
-
-// Return whether a budget counts a storage, and freeing the storage does not need Python.
 bool is_counted(const Mover *mover, const c10::StorageImpl &storage) {
     if (!is_of_allocator(mover->device(), storage)) {
         return false;
@@ -81,6 +78,8 @@ bool is_counted(const Mover *mover, const c10::StorageImpl &storage) {
     return pool == nullptr ? has_streams(mover->device()) && storage.data() != nullptr
                            : links.sk_pool_owns(pool, storage.data()) != 0;
 }
+
+namespace {
 
 // Return whether a device graph is being captured: its replays would not repeat copies of tensors
 // that are saved now. -1: an exception is set.
@@ -238,7 +237,7 @@ PyObject *pack_plain(Packer *packer, PyObject *tensor) {
     if (!impl_of(tensor, &impl)) {
         return nullptr;
     }
-    if (plain_storage(*impl, packer->terms.min_bytes) == nullptr) {
+    if (is_trapped(*impl) || plain_storage(*impl, packer->terms.min_bytes) == nullptr) {
         return keep(tensor);
     }
     Ref<> recomputed = pack_recomputed(packer->mover, impl);

@@ -65,6 +65,8 @@ std::uint64_t sample_span(const c10::StorageImpl *storage, Span span);
 // Return a handle for memory with a tensor's layout; its bytes do not matter.
 Ref<> scratch_of(c10::TensorImpl *tensor);
 
+// Return whether a budget counts a storage, and freeing the storage does not need Python.
+bool is_counted(const Mover *mover, const c10::StorageImpl &storage);
 // Return whether a storage holds a module's parameter or buffer. -1: an exception is set.
 int is_state(const Mover *mover, const c10::StorageImpl *storage);
 

@@ -126,6 +126,7 @@ struct Handle {
     std::int64_t shift;      // of the alias's offset, in elements
     std::uint32_t version;   // at the save
     bool is_stripped;
+    bool is_of_held; // the alias is one of a held storage (`held/held.hpp`)
 };
 
 // A storage at one version.
@@ -179,6 +180,7 @@ struct Group {
     std::uint64_t thread;    // the thread whose operators time it (`prefetch.hpp`); 0: none
     std::int64_t operation;  // the last operator that saved it
     std::int64_t stream;     // the stream in whose order its bytes are valid
+    char is_held;            // the program holds the storage, which is empty while it is away
     char is_moved;           // the storage is ours: its bytes were brought back
     char is_reclaimable;     // the storage may have been taken (`reclaimable.hpp`)
     char is_watched;         // a wrapper was saved that has the storage inside
@@ -260,6 +262,8 @@ void group_strip(Group *group);
 // Take the storage back if other references kept it alive, or if it is reclaimable and no rescue
 // took it. Return whether the group has its storage.
 bool group_revive(Group *group);
+// Give the program's storage the memory that was restored to a group which is held.
+void group_arrive(Group *group);
 // Give a group a storage that holds its bytes again, and take over the caller's reference. A
 // recomputed storage has the layout of the first one.
 void group_restore(Group *group, c10::StorageImpl *storage);

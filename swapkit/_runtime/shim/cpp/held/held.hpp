@@ -1,0 +1,94 @@
+// held.hpp - storages that the program holds itself (weights), whose bytes leave between two uses.
+//
+// A held storage keeps its identity: the program's tensors view it all the time. While its bytes
+// are away it has no memory, and code that reads its address gets torch's error. Its tensors carry
+// one more dispatch key (`trap.cpp`), which their views inherit: an operator with such an operand
+// brings the bytes back first, and pins them while it runs.
+//
+// The bytes move as those of saved tensors do, in a group (`saved_tensors.hpp`) that is on no
+// agenda: operators bring it, and a rescue lets it go, farthest next use first, by the order of
+// uses in the last step. Only a storage leaves that nothing else holds: code that reads memory by
+// its address holds the storage in some other way.
+//
+// `held_lock` guards what operators read and write here, on any thread, without the GIL; no other
+// lock is taken while it is held. All else needs the GIL and the runtime's lock.
+#ifndef SWAPKIT_HELD_HPP
+#define SWAPKIT_HELD_HPP
+
+#include "python/python.hpp"
+
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/util/SmallVector.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace swapkit {
+
+struct Group;
+struct Held;
+struct Mover;
+
+// The held storages of a mover, and in which order operators use them.
+struct HeldOrder {
+    std::vector<Held *> all;
+    std::vector<Held *> now, last; // uses in this step and in the one before
+    std::size_t at = 0;            // the latest use, in `last`
+    std::uint64_t clock = 0;       // uses so far
+    std::uint64_t late = 0;        // uses that found the bytes away
+    bool is_over = false;          // the session has ended
+};
+
+// Operands of one operator that are held. Any thread, with or without the GIL.
+class HeldUses : Unmovable {
+  public:
+    HeldUses() = default;
+    ~HeldUses();
+    // Pin the storage of an operand, if it is held. `writes`: the operator changes it.
+    void add(const c10::StorageImpl *storage, bool writes);
+    // Bring the bytes of all of them. Throws Python's error if that fails.
+    void bring();
+    // Let them stay from now on: the operator uses them after it has returned.
+    void keep() { uses_.clear(); }
+
+  private:
+    c10::SmallVector<Held *, 8> uses_;
+    bool is_late_ = false;
+};
+
+// Return the key of tensors whose storages are held; `Undefined`: none was. Any thread.
+c10::DispatchKey held_key();
+// Register the key's kernel. False: an exception is set, other libraries use all of the keys.
+bool trap_register();
+
+// Return whether a tensor's storage may be held. Any thread, without the GIL.
+inline bool is_trapped(const c10::TensorImpl &tensor) {
+    c10::DispatchKey key = held_key();
+    return key != c10::DispatchKey::Undefined && tensor.key_set().has(key);
+}
+
+// Note that a handle of a saved tensor has an alias of a held storage. Return whether it is one.
+bool held_aliased(const c10::TensorImpl *alias);
+// Note that such a handle has been freed.
+void held_unaliased(const c10::TensorImpl *alias);
+
+// Hold the storage of a tensor, with a placement's terms. 0: it is not plain memory that a budget
+// counts, or another session holds it; -1: an exception is set.
+int hold(Mover *mover, PyObject *tensor, PyObject *placement);
+// Let held storages go until so many bytes are free. `spares`: not those that are used soon. Return
+// the freed bytes. None: an exception is set.
+Ref<> held_free(Mover *mover, unsigned long long needed_bytes, bool spares);
+// Note that a step has ended: the next one is expected to use them in the same order.
+void held_end_step(Mover *mover);
+// Bring all of them back as far as there is room, and hold them no more. Return the number of those
+// that are still away: operators bring them. None: an exception is set.
+Ref<> held_end(Mover *mover);
+// Return the bytes of held storages, those of them that are here and that cannot leave, and the
+// number of uses that found the bytes away.
+Ref<> held_bytes(Mover *mover);
+
+} // namespace swapkit
+
+#endif

@@ -1,0 +1,116 @@
+// trap.cpp - the dispatch key of tensors whose storages are held, and its kernel.
+//
+// Below autograd and autocast an operator may be replaced by others, and its operands by their
+// casts. So the key is one above them: the kernel sees each operator as the program has called it.
+// Operators that torch takes apart come by again, part by part. Neither of the keys has a kernel in
+// torch: one is for a library that is not developed any more, the other one for torch's own tests.
+#include "held/held.hpp"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <unordered_map>
+
+namespace swapkit {
+
+namespace {
+
+using c10::DispatchKey;
+
+constexpr std::array keys{DispatchKey::DeferredInit, DispatchKey::TESTING_ONLY_GenericWrapper};
+std::atomic<DispatchKey> taken{DispatchKey::Undefined};
+
+// Return whether an operator does not touch the bytes of its operands: it returns views of them, or
+// torch takes it apart.
+bool only_passes(const c10::OperatorHandle &op) {
+    const c10::FunctionSchema &schema = op.schema();
+    for (const c10::Argument &result : schema.returns()) {
+        if (result.alias_info() != nullptr && !result.alias_info()->isWrite()) {
+            return true;
+        }
+    }
+    constexpr std::array devices{DispatchKey::CPU, DispatchKey::CUDA, DispatchKey::PrivateUse1};
+    bool has_own = false;
+    for (DispatchKey device : devices) {
+        has_own = has_own || op.hasKernelForDispatchKey(device);
+    }
+    return !has_own && op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd);
+}
+
+// Return whether other threads use the operands of an operator after it has returned.
+bool is_collective(const c10::OperatorHandle &op) {
+    return op.schema().name().rfind("c10d::", 0) == 0;
+}
+
+struct Kind {
+    bool passes, is_collective;
+};
+
+const Kind &kind_of(const c10::OperatorHandle &op) {
+    thread_local std::unordered_map<const c10::FunctionSchema *, Kind> known;
+    auto found = known.find(&op.schema());
+    if (found == known.end()) {
+        found = known.emplace(&op.schema(), Kind{only_passes(op), is_collective(op)}).first;
+    }
+    return found->second;
+}
+
+void add(const c10::IValue &value, bool writes, HeldUses *uses) {
+    if (value.isTensor()) {
+        const c10::TensorImpl *impl = value.unsafeToTensorImpl();
+        if (is_trapped(*impl) && impl->has_storage()) {
+            uses->add(impl->unsafe_storage().unsafeGetStorageImpl(), writes);
+        }
+    } else if (value.isTensorList() || value.isOptionalTensorList()) {
+        for (const c10::IValue &each : value.toListRef()) {
+            add(each, writes, uses);
+        }
+    }
+}
+
+void trap(const c10::OperatorHandle &op, c10::DispatchKeySet keyset, torch::jit::Stack *stack) {
+    HeldUses uses;
+    const Kind &kind = kind_of(op);
+    if (!kind.passes) {
+        const auto &arguments = op.schema().arguments();
+        std::size_t first = stack->size() - arguments.size();
+        for (std::size_t i = 0; i < arguments.size(); i++) {
+            const c10::AliasInfo *alias = arguments[i].alias_info();
+            add((*stack)[first + i], alias != nullptr && alias->isWrite(), &uses);
+        }
+        uses.bring();
+        if (kind.is_collective) {
+            uses.keep();
+        }
+    }
+    op.redispatchBoxed(keyset & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, taken.load()),
+                       stack);
+}
+
+} // namespace
+
+DispatchKey held_key() { return taken.load(std::memory_order_relaxed); }
+
+bool trap_register() {
+    if (taken != DispatchKey::Undefined) {
+        return true;
+    }
+    auto &dispatcher = c10::Dispatcher::singleton();
+    for (DispatchKey key : keys) {
+        if (!dispatcher.hasBackendFallbackForDispatchKey(key)) {
+            taken = key;
+            // Never unregistered: other threads may be inside the kernel.
+            (void)new c10::RegistrationHandleRAII(dispatcher.registerFallback(
+                key, c10::KernelFunction::makeFromBoxedFunction<&trap>(), "swapkit: weights"));
+            return true;
+        }
+    }
+    PyErr_SetString(PyExc_RuntimeError,
+                    "swapkit: weights cannot leave the device: other libraries have registered "
+                    "kernels for the dispatch keys DeferredInit and TESTING_ONLY_GenericWrapper");
+    return false;
+}
+
+} // namespace swapkit
