@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from tests.programs import is_same
+from tests.programs import is_same, registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -151,6 +151,9 @@ def run_case(
     """
     args, kwargs = copied(case)
     function = case.make() if function is None else function
+    for each in tensors_in((args, kwargs)):
+        registry.note_leaf(each)
+    evict()
     torch.manual_seed(SEED)
     results = function(*args, **kwargs)
     evict()

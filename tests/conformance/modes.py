@@ -19,6 +19,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from unittest import mock
 
 import torch
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
 import swapkit
 from swapkit._native.backend import Backend
@@ -26,7 +30,12 @@ from swapkit._native.sched import Scheduler
 from swapkit._runtime.process.runtime import Runtime, get_runtime
 from swapkit._runtime.saved.device import Device
 from swapkit._runtime.saved.swapper import Swapper
+from swapkit._runtime.shim.types import Placement
+from swapkit._runtime.thread_state import thread_state
 from swapkit._runtime.torch_compat.isolation import hidden, untraced
+from swapkit._runtime.torch_compat.wrappers import KINDS
+from swapkit.ir.plans import Action
+from tests.programs import registry
 from tests.support.place import DEVICE, ON_CPU, install
 
 if TYPE_CHECKING:
@@ -34,9 +43,10 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from swapkit._runtime.saved.device import Limits
-    from swapkit._runtime.shim.types import Placement, SavedTensor
+    from swapkit._runtime.shim.types import SavedTensor
     from tests.programs import Evict
 
+PLACEMENT = Placement(Action.AUTO, min_bytes=1)
 Opener: TypeAlias = "Callable[[], AbstractContextManager[Evict]]"
 
 EVERYTHING = 1 << 40
@@ -204,6 +214,34 @@ def settle() -> None:
         swapper.mover.release_done(False)
 
 
+@contextmanager
+def holding() -> Iterator[None]:
+    """Hold each leaf and each weight that is made, in the thread's innermost session."""
+    swapper = thread_state.sessions[-1]
+    noted = registry.note_leaf
+
+    def hold(_module: object, _name: str, tensor: torch.Tensor | None) -> None:
+        if type(tensor) in KINDS:
+            with swapper.shared.lock:
+                swapper.mover.hold(tensor, PLACEMENT)
+
+    def note(leaf: torch.Tensor) -> None:
+        noted(leaf)
+        hold(None, "", leaf)
+
+    hooks = (
+        register_module_parameter_registration_hook(hold),
+        register_module_buffer_registration_hook(hold),
+    )
+    try:
+        with mock.patch.object(registry, "note_leaf", note):
+            yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        swapper.end_weights()
+
+
 def forget_captured() -> None:
     """Let recipes go as where memory is asked for: the latest may outlive what it is of."""
     runtime = get_runtime()
@@ -332,6 +370,14 @@ def rescue_at_random(host_limit: str | None = None) -> Iterator[Evict]:
 
 
 @contextmanager
+def hold_everything() -> Iterator[Evict]:
+    """Hold all leaves and weights of programs, too; like saved tensors, they leave."""
+    install()
+    with swapkit.budget(BUDGET, device=DEVICE, policy="rescue") as session, holding():
+        yield lambda: session.rescue(EVERYTHING)
+
+
+@contextmanager
 def plain() -> Iterator[Evict]:
     """Move nothing; not in the table."""
     yield lambda: None
@@ -347,6 +393,7 @@ MODES = (
     Mode(name="rescue_everything", opener=rescue_everything, moves_all=True),
     Mode(name="rescue_at_random", opener=rescue_at_random),
     Mode(name="rescue_at_random_5ms", opener=rescue_at_random, latency_ms=5),
+    Mode(name="hold_everything", opener=hold_everything, moves_all=True),
     # Without room on the host: what can be is dropped, and computed again.
     Mode(name="drop_everything", opener=partial(rescue_everything, "0"), drops_all=True),
     Mode(name="drop_at_random", opener=partial(rescue_at_random, "16KiB")),

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 SHARDS, PLANNED_SHARDS = 4, 16
-MOVED = ("swap_everything", "rescue_everything")
+MOVED = ("swap_everything", "rescue_everything", "hold_everything")
 STEPS = 4  # of a session: recorded twice, a candidate, and one more
 LEAST = 40  # cases that were compared, of a shard
 

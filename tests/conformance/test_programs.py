@@ -18,9 +18,10 @@ back as zeros, or in another order (`test_sensitivity.py`).
 from __future__ import annotations
 
 import pytest
+import torch
 
-from tests.conformance.modes import Mode, count_copies
-from tests.programs import PROGRAMS, Entry, assert_same_bits, run
+from tests.conformance.modes import Mode, count_copies, find_mode
+from tests.programs import PROGRAMS, Entry, assert_same_bits, leaf, run
 from tests.programs.registry import results_of_plain_training
 
 # Programs in which all that autograd saves was given, changed in place, or made by a kernel that
@@ -47,6 +48,17 @@ def test_results_when_saved_tensors_move_then_same_bits(entry: Entry, mode: Mode
         assert copied.out_bytes > 0, "nothing was moved"
     if mode.drops_all and entry.moves and entry.name not in UNREPEATED:
         assert copied.repeated > 0, "nothing was computed again"
+
+
+def test_hold_everything_when_it_evicts_then_a_leaf_has_no_memory() -> None:
+    with find_mode("hold_everything").open() as evict:
+        x = leaf()
+        y = x.exp()
+        evict()
+        with pytest.raises(RuntimeError, match="are on the host"):
+            x.data_ptr()
+        y.sum().backward()
+        assert torch.equal(x.exp(), y)
 
 
 def test_programs_when_listed_then_each_name_is_used_once() -> None:

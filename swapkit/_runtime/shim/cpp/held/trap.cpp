@@ -10,6 +10,7 @@
 
 #include <array>
 #include <atomic>
+#include <cstdint>
 #include <memory>
 #include <unordered_map>
 
@@ -22,13 +23,17 @@ using c10::DispatchKey;
 constexpr std::array keys{DispatchKey::DeferredInit, DispatchKey::TESTING_ONLY_GenericWrapper};
 std::atomic<DispatchKey> taken{DispatchKey::Undefined};
 
-// Return whether an operator does not touch the bytes of its operands: it returns views of them, or
-// torch takes it apart.
-bool only_passes(const c10::OperatorHandle &op) {
-    const c10::FunctionSchema &schema = op.schema();
-    for (const c10::Argument &result : schema.returns()) {
+// What an operator does with its operands.
+enum class Access : std::uint8_t {
+    all,    // uses their bytes
+    others, // makes views, and uses the bytes of those that it does not view
+    numbers // torch takes it apart, and itself reads only whole numbers, such as lengths
+};
+
+Access find_access(const c10::OperatorHandle &op) {
+    for (const c10::Argument &result : op.schema().returns()) {
         if (result.alias_info() != nullptr && !result.alias_info()->isWrite()) {
-            return true;
+            return Access::others;
         }
     }
     constexpr std::array devices{DispatchKey::CPU, DispatchKey::CUDA, DispatchKey::PrivateUse1};
@@ -36,7 +41,15 @@ bool only_passes(const c10::OperatorHandle &op) {
     for (DispatchKey device : devices) {
         has_own = has_own || op.hasKernelForDispatchKey(device);
     }
-    return !has_own && op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd);
+    return !has_own && op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)
+               ? Access::numbers
+               : Access::all;
+}
+
+// Return whether an operator changes an operand. Batch norms do not declare their statistics.
+bool is_written(const c10::Argument &argument) {
+    const c10::AliasInfo *alias = argument.alias_info();
+    return (alias != nullptr && alias->isWrite()) || argument.name().rfind("running_", 0) == 0;
 }
 
 // Return whether other threads use the operands of an operator after it has returned.
@@ -45,27 +58,30 @@ bool is_collective(const c10::OperatorHandle &op) {
 }
 
 struct Kind {
-    bool passes, is_collective;
+    Access access;
+    bool is_collective;
 };
 
 const Kind &kind_of(const c10::OperatorHandle &op) {
     thread_local std::unordered_map<const c10::FunctionSchema *, Kind> known;
     auto found = known.find(&op.schema());
     if (found == known.end()) {
-        found = known.emplace(&op.schema(), Kind{only_passes(op), is_collective(op)}).first;
+        found = known.emplace(&op.schema(), Kind{find_access(op), is_collective(op)}).first;
     }
     return found->second;
 }
 
-void add(const c10::IValue &value, bool writes, HeldUses *uses) {
+void add(const c10::IValue &value, Access access, bool writes, HeldUses *uses) {
     if (value.isTensor()) {
         const c10::TensorImpl *impl = value.unsafeToTensorImpl();
-        if (is_trapped(*impl) && impl->has_storage()) {
+        if (is_trapped(*impl) && impl->has_storage() &&
+            (access != Access::numbers ||
+             c10::isIntegralType(c10::typeMetaToScalarType(impl->dtype()), /*includeBool=*/true))) {
             uses->add(impl->unsafe_storage().unsafeGetStorageImpl(), writes);
         }
     } else if (value.isTensorList() || value.isOptionalTensorList()) {
         for (const c10::IValue &each : value.toListRef()) {
-            add(each, writes, uses);
+            add(each, access, writes, uses);
         }
     }
 }
@@ -73,17 +89,17 @@ void add(const c10::IValue &value, bool writes, HeldUses *uses) {
 void trap(const c10::OperatorHandle &op, c10::DispatchKeySet keyset, torch::jit::Stack *stack) {
     HeldUses uses;
     const Kind &kind = kind_of(op);
-    if (!kind.passes) {
-        const auto &arguments = op.schema().arguments();
-        std::size_t first = stack->size() - arguments.size();
-        for (std::size_t i = 0; i < arguments.size(); i++) {
-            const c10::AliasInfo *alias = arguments[i].alias_info();
-            add((*stack)[first + i], alias != nullptr && alias->isWrite(), &uses);
+    const auto &arguments = op.schema().arguments();
+    std::size_t first = stack->size() - arguments.size();
+    for (std::size_t i = 0; i < arguments.size(); i++) {
+        bool is_viewed = kind.access == Access::others && arguments[i].alias_info() != nullptr;
+        if (!is_viewed) {
+            add((*stack)[first + i], kind.access, is_written(arguments[i]), &uses);
         }
-        uses.bring();
-        if (kind.is_collective) {
-            uses.keep();
-        }
+    }
+    uses.bring();
+    if (kind.is_collective) {
+        uses.keep();
     }
     op.redispatchBoxed(keyset & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, taken.load()),
                        stack);
