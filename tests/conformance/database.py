@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from tests.programs import is_same, registry
+from tests.programs import is_same
+from tests.programs.remains import note_leaf
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -152,7 +153,7 @@ def run_case(
     args, kwargs = copied(case)
     function = case.make() if function is None else function
     for each in tensors_in((args, kwargs)):
-        registry.note_leaf(each)
+        note_leaf(each)
     evict()
     torch.manual_seed(SEED)
     results = function(*args, **kwargs)

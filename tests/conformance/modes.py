@@ -35,7 +35,7 @@ from swapkit._runtime.thread_state import thread_state
 from swapkit._runtime.torch_compat.isolation import hidden, untraced
 from swapkit._runtime.torch_compat.wrappers import KINDS
 from swapkit.ir.plans import Action
-from tests.programs import registry
+from tests.programs.remains import watchers
 from tests.support.place import DEVICE, ON_CPU, install
 
 if TYPE_CHECKING:
@@ -218,25 +218,21 @@ def settle() -> None:
 def holding() -> Iterator[None]:
     """Hold each leaf and each weight that is made, in the thread's innermost session."""
     swapper = thread_state.sessions[-1]
-    noted = registry.note_leaf
 
-    def hold(_module: object, _name: str, tensor: torch.Tensor | None) -> None:
-        if type(tensor) in KINDS:
+    def hold(tensor: torch.Tensor | None) -> None:
+        if tensor is not None and type(tensor) in KINDS:
             with swapper.shared.lock:
                 swapper.mover.hold(tensor, PLACEMENT)
 
-    def note(leaf: torch.Tensor) -> None:
-        noted(leaf)
-        hold(None, "", leaf)
-
     hooks = (
-        register_module_parameter_registration_hook(hold),
-        register_module_buffer_registration_hook(hold),
+        register_module_parameter_registration_hook(lambda _module, _name, each: hold(each)),
+        register_module_buffer_registration_hook(lambda _module, _name, each: hold(each)),
     )
+    watchers.append(hold)
     try:
-        with mock.patch.object(registry, "note_leaf", note):
-            yield
+        yield
     finally:
+        watchers.remove(hold)
         for hook in hooks:
             hook.remove()
         swapper.end_weights()

@@ -16,7 +16,7 @@ from torch.nn.modules import module as torch_modules
 from tests.support.place import ON_CPU
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
@@ -53,8 +53,13 @@ class _Here(threading.local):
 _here = _Here()
 
 
+watchers: list[Callable[[torch.Tensor], object]] = []  # each is called with every leaf
+
+
 def note_leaf(leaf: torch.Tensor) -> None:
     """Count a leaf as left behind by the program that runs on this thread."""
+    for watch in watchers:
+        watch(leaf)
     if _here.remains is not None:
         _here.remains.leaves.append(leaf)
 
