@@ -223,6 +223,7 @@ def holding() -> Iterator[None]:
         if tensor is not None and type(tensor) in KINDS:
             with swapper.shared.lock:
                 swapper.mover.hold(tensor, PLACEMENT)
+                swapper.mover.begin_held()
 
     hooks = (
         register_module_parameter_registration_hook(lambda _module, _name, each: hold(each)),

@@ -34,12 +34,18 @@ UNREPEATED = (
     "in_place_between_saves_of_one_storage",
     "change_that_does_not_count_as_one-G23",
 )
+# Programs that take the memory of a weight, or torch's way around the keys of tensors.
+BY_ADDRESS = ("weight_without_memory_between", "functional_tensors")
 
 
 @pytest.mark.promise("A3")
 @pytest.mark.promise("B12")
 @pytest.mark.parametrize("entry", PROGRAMS, ids=lambda entry: entry.name)
 def test_results_when_saved_tensors_move_then_same_bits(entry: Entry, mode: Mode) -> None:
+    if mode.name == "hold_everything" and entry.name.startswith(BY_ADDRESS):
+        with mode.open() as evict, pytest.raises(RuntimeError, match="leave the device"):
+            run(entry.body, evict)
+        return
     expected = results_of_plain_training(entry)
     with count_copies() as copied, mode.open() as evict:
         results = run(entry.body, evict)
@@ -55,7 +61,7 @@ def test_hold_everything_when_it_evicts_then_a_leaf_has_no_memory() -> None:
         x = leaf()
         y = x.exp()
         evict()
-        with pytest.raises(RuntimeError, match="are on the host"):
+        with pytest.raises(RuntimeError, match="leave the device"):
             x.data_ptr()
         y.sum().backward()
         assert torch.equal(x.exp(), y)

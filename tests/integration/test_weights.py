@@ -15,6 +15,7 @@ from torch import nn
 
 import swapkit
 from swapkit._runtime.allocators.installation import require_installation
+from tests.programs.kinds import Pair
 from tests.support.sessions import digest
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ WIDTH = 256
 LAYERS = 10
 STEPS = 4
 MEBI = 1 << 20
+SEALED = r"leave the device between two uses.*tensor\.clone\(\)"
 
 
 @pytest.fixture(autouse=True)
@@ -294,6 +296,7 @@ def looked_at(model: nn.Linear) -> list[object]:
         lambda: weight.view(-1)[7].item() + 1,
         lambda: weight.T.sum().item(),
         lambda: repr(weight),
+        weight.tolist,
         lambda: weight._version,
         lambda: (weight.shape, weight.stride(), weight.untyped_storage().nbytes()),
     ):
@@ -328,16 +331,6 @@ def viewed(model: nn.Linear) -> torch.Tensor:
     return model.weight
 
 
-def as_array(model: nn.Linear) -> torch.Tensor:
-    model(BATCH)
-    array = model.weight.detach().numpy()
-    whole = model.requires_grad_(requires_grad=False).bias.numpy()  # of the bias itself
-    send_away()
-    array[1] = 5.0
-    whole[1] = 6.0
-    return torch.cat([model.weight.detach(), model.bias[None], torch.from_numpy(array)])
-
-
 def unrecorded(model: nn.Linear) -> list[torch.Tensor]:
     with torch.no_grad():
         found = [model(BATCH)]
@@ -365,7 +358,6 @@ READERS: dict[str, Callable[[nn.Linear], object]] = {
     "looks": looked_at,
     "writes": written,
     "view": viewed,
-    "array": as_array,
     "deepcopy": lambda model: copied(model).weight,
     "double": lambda model: copied(model).double().weight,
     "average": averaged,
@@ -396,7 +388,7 @@ def test_weight_when_it_is_away_then_each_reader_finds_its_bytes(reader: str) ->
     others = nn.Linear(4 * WIDTH, 4 * WIDTH).requires_grad_(requires_grad=False)
     with swapkit.budget("3MiB", nn.ModuleList([model, others]), policy="rescue"):
         assert send_away() >= 0
-        with pytest.raises(RuntimeError, match="the bytes of this tensor are on the host"):
+        with pytest.raises(RuntimeError, match=SEALED):
             model.weight.data_ptr()
         found = READERS[reader](model)
         assert digest_of(found) == digest_of(expected)
@@ -411,19 +403,134 @@ def digest_of(found: object) -> str:
     return repr(found)
 
 
-def test_weight_when_read_by_its_address_while_away_then_an_error_names_the_remedy() -> None:
-    model = nn.ModuleList(nn.Linear(2 * WIDTH, 2 * WIDTH) for _ in range(4))
-    model.requires_grad_(requires_grad=False)
+@pytest.mark.parametrize("is_away", [True, False], ids=["away", "here"])
+def test_weight_when_read_by_its_address_then_an_error_names_the_remedy(*, is_away: bool) -> None:
+    model = large()
     weight = model.get_parameter("1.weight")
+    alias: Any = torch.empty(0)
     with swapkit.budget("3MiB", model, policy="rescue"):
         send_away()
-        for read in (weight.numpy, weight.tolist, lambda: np.asarray(weight)):
-            with pytest.raises(RuntimeError, match=r"tensor\.clone\(\)"):
+        storage: Any = weight.untyped_storage()
+        if not is_away:
+            weight.sum()
+        for read in (
+            weight.numpy,
+            weight.data_ptr,
+            lambda: np.from_dlpack(weight),
+            lambda: storage.fill_(0),
+            lambda: alias.set_(weight).fill_(0),
+            lambda: torch.save(model.state_dict(), io.BytesIO()),
+        ):
+            with pytest.raises((RuntimeError, BufferError), match=SEALED):
                 read()
-        with pytest.raises(RuntimeError, match=r"tensor\.clone\(\)"):
-            torch.save(model.state_dict(), io.BytesIO())
         inside = weight.clone().numpy()
     assert (np.asarray(weight) == inside).all()
+
+
+def test_session_when_it_ends_then_weights_are_as_before_it_and_tensors_can_be_swapped() -> None:
+    model = large()
+    weight, keys = model.get_parameter("1.weight"), keys_of(model.get_parameter("1.weight"))
+    kept = model.get_parameter("2.weight").detach()  # stays: the program holds it
+    for _ in range(2):
+        with swapkit.budget("3500KiB", model, policy="rescue") as session:
+            graph = model[1](torch.ones(2 * WIDTH, requires_grad=True)).sum()
+            send_away()
+            assert kept.data_ptr() == model.get_parameter("2.weight").data_ptr()
+            other = nn.Parameter(torch.zeros_like(weight))
+            torch.utils.swap_tensors(model.get_parameter("0.weight"), other)
+            del other
+            assert "weights: " in session.explain()
+        graph.backward()
+        assert {keys_of(each) for each in model.parameters()} == {keys}
+
+
+def test_weight_when_resized_then_all_of_it_leaves_and_comes_back() -> None:
+    model = large()
+    weight = model.get_parameter("1.bias")
+    with swapkit.budget("3MiB", model, policy="rescue"):
+        send_away()
+        weight.sum()
+        weight.resize_(64 * WIDTH).fill_(2.0)
+        send_away()
+        assert weight.sum().item() == 2.0 * 64 * WIDTH
+
+
+def test_operator_when_it_runs_across_two_sessions_then_its_weight_still_leaves_later() -> None:
+    model = large()
+    weight = model.get_parameter("1.weight")
+    inside, go_on = threading.Event(), threading.Event()
+
+    @torch.library.custom_op("swapkit_tests::slow", mutates_args=())
+    def slow(x: torch.Tensor) -> torch.Tensor:
+        inside.set()
+        go_on.wait()
+        return x[:1].clone()
+
+    session = swapkit.budget("3MiB", model, policy="rescue").__enter__()
+    thread = threading.Thread(target=slow, args=(weight,))
+    thread.start()
+    inside.wait()
+    session.close()
+    with swapkit.budget("3MiB", model, policy="rescue") as session:
+        go_on.set()
+        thread.join()
+        send_away()
+        assert weight[:1].clone().numpy().shape == (1, 2 * WIDTH)
+    assert weight.data_ptr()
+
+
+def test_model_when_it_has_other_kinds_of_tensors_then_the_session_trains_it() -> None:
+    model = large()
+    model.register_buffer("sparse", torch.eye(WIDTH).to_sparse())
+    model.register_buffer("doubled", Pair(torch.ones(WIDTH), torch.ones(WIDTH)))
+    norm = nn.BatchNorm1d(2 * WIDTH)
+    model.append(norm)
+    plain = copy.deepcopy(norm)
+    with swapkit.budget("3MiB", model):
+        for step in range(3):
+            x = model[step](torch.full((4, 2 * WIDTH), step + 1.0)) * torch.arange(4.0)[:, None]
+            send_away()
+            assert torch.equal(norm(x), plain(x))
+            assert (model.get_buffer("doubled") * 2).sum() == 4 * WIDTH
+            send_away()
+    found, wanted = (each.get_buffer("running_var") for each in (norm, plain))
+    assert torch.equal(found, wanted)
+    assert not torch.equal(found, torch.ones(2 * WIDTH))
+
+
+def test_session_when_it_plans_inside_of_one_whose_weights_leave_then_it_does_without() -> None:
+    model, head = large(), nn.Linear(2 * WIDTH, 8)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    outer = swapkit.budget("3MiB", model, optimizer)
+    with outer, swapkit.budget("3MiB", head, optimizer) as inner:
+        for _ in range(3):
+            head(model[1](model[0](torch.ones(2 * WIDTH)))).sum().backward()
+            optimizer.step()
+        assert "weights leave the device" in inner.explain()
+
+
+def test_view_when_it_is_saved_several_times_then_its_weight_leaves() -> None:
+    model = large()
+    view = model.get_parameter("1.weight").t()
+    with swapkit.budget("3MiB", model, policy="rescue"):
+        other = model.get_parameter("2.weight").t()
+        x = torch.ones(2, 2 * WIDTH, requires_grad=True)
+        y = torch.tanh(torch.tanh(x @ other) @ other)
+        del other
+        send_away()
+        y.sum().backward()
+        with pytest.raises(RuntimeError, match=SEALED):
+            model.get_parameter("2.weight").data_ptr()
+    assert view.data_ptr() == model.get_parameter("1.weight").data_ptr()
+
+
+def large() -> nn.ModuleList:
+    model = nn.ModuleList(nn.Linear(2 * WIDTH, 2 * WIDTH) for _ in range(4))
+    return model.requires_grad_(requires_grad=False)
+
+
+def keys_of(tensor: torch.Tensor) -> str:
+    return str(torch._C._dispatch_keys(tensor))
 
 
 def test_weights_when_their_model_is_dropped_then_their_memory_is_free() -> None:

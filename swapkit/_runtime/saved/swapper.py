@@ -22,10 +22,11 @@ from swapkit._runtime.saved import taken_apart
 from swapkit._runtime.saved.device import Counters, Curve, Device, PlannedMove
 from swapkit._runtime.saved.eviction import NO_BUDGET, EvictionTerms, Evictor
 from swapkit._runtime.saved.existing_graphs import adopt_graphs
-from swapkit._runtime.saved.weights import hold_weights
+from swapkit._runtime.saved.weights import hold_weights, list_weights
 from swapkit._runtime.shim.types import Mover, Packer, Placement, SavedTensor, StorageGroup
 from swapkit._runtime.torch_compat.internals import NO_TASK, base_of, engine, graph_task
 from swapkit._runtime.torch_compat.isolation import hidden, untraced
+from swapkit._runtime.torch_compat.reported_calls import lists
 from swapkit._runtime.torch_compat.wrappers import graph_of
 from swapkit.ir.plans import Action
 
@@ -108,13 +109,25 @@ class Swapper:
 
     def hold_weights(self, model: torch.nn.Module) -> None:
         """Let the weights of a model leave the device between two uses."""
+        lists.add(self)
+        weights = list_weights(model)
         with self._lock, hidden():
-            hold_weights(self.mover, model, self.evictor.min_bytes)
+            hold_weights(self.mover, weights, self.evictor.min_bytes)
+        self._unmark(model)
 
     def end_weights(self) -> None:
         """Bring the weights back, as far as there is room."""
         with self._lock, hidden():
             self.mover.end_held()
+        lists.remove(self)
+        for each in self.trained():
+            if isinstance(each, torch.nn.Module):
+                self._unmark(each)
+
+    def _unmark(self, model: torch.nn.Module) -> None:
+        """Take the mark from weights that do not leave, or not any more."""
+        for each in list_weights(model):
+            self.mover.unhold(each)
 
     def end_scope(self) -> None:
         """Send out the groups that waited for more saves: a scope has ended."""

@@ -7,27 +7,32 @@ from typing import TYPE_CHECKING
 from torch.nn.parallel import DistributedDataParallel
 
 from swapkit._runtime.shim.types import Mover, Placement
-from swapkit._runtime.torch_compat.wrappers import tensors_inside
+from swapkit._runtime.torch_compat.wrappers import is_wrapper
 from swapkit.ir.plans import Action
 
 if TYPE_CHECKING:
     import torch
 
 
-def hold_weights(mover: Mover, model: torch.nn.Module, min_bytes: int) -> None:
-    """Let the parameters and buffers of a model leave. The runtime's lock is held.
+def list_weights(model: torch.nn.Module) -> list[torch.Tensor]:
+    """Return the parameters and buffers of a model that may leave: no wrapper of tensors may.
 
-    Those of DDP stay: its collectives read them after their operator has returned.
+    Nor may those of DDP: its collectives read them after their operator has returned.
+    """
+    if any(isinstance(each, DistributedDataParallel) for each in model.modules()):
+        return []
+    return [each for each in (*model.parameters(), *model.buffers()) if not is_wrapper(each)]
+
+
+def hold_weights(mover: Mover, weights: list[torch.Tensor], min_bytes: int) -> None:
+    """Let weights leave, as long as nothing else holds their memory. The runtime's lock is held.
 
     Args:
         mover: moves them.
-        model: the model.
+        weights: all tensors of the program with their memory.
         min_bytes: the least size of a storage that leaves.
     """
-    if any(isinstance(each, DistributedDataParallel) for each in model.modules()):
-        return
     placement = Placement(Action.AUTO, min_bytes=min_bytes)
-    for whole in (*model.parameters(), *model.buffers()):
-        for tensor in tensors_inside(whole):
-            if tensor.untyped_storage().nbytes() >= min_bytes:
-                mover.hold(tensor, placement)
+    for each in weights:
+        mover.hold(each, placement)
+    mover.begin_held()

@@ -123,9 +123,15 @@ class SessionLife:
         return self._without_plan() if self.controller is None else self.controller.status_to_save()
 
     def _without_plan(self) -> PlanStatus:
-        return (
-            PlanStatus(why_none=WEIGHTS, progress=NO_PLAN) if self._config.plans else PlanStatus()
-        )
+        is_asked = self._config.plans and self._moves_weights
+        return PlanStatus(why_none=WEIGHTS, progress=NO_PLAN) if is_asked else PlanStatus()
+
+    @property
+    def _moves_weights(self) -> bool:
+        """Whether weights leave the device, of this session or one around it."""
+        installation = self.installation
+        swappers = installation.runtime.swappers(installation.device)
+        return any(each.mover.held[0] for each in swappers)
 
     def stats(self) -> SessionStats:
         """Return the statistics so far."""
@@ -272,9 +278,10 @@ class SessionLife:
     def _hold_weights(self) -> None:
         """Let the model's weights leave if it takes more memory than the limit."""
         model, installation = self._model, self.installation
-        if model is None or installation.pool.in_use_bytes() <= self.limit_bytes:
+        is_needed = installation.pool.in_use_bytes() > self.limit_bytes
+        if model is None or installation.sessions or not is_needed:
             return
-        is_moved = self._config.policy in MOVES_WEIGHTS and installation.device.name.type == "cpu"
+        is_moved = self._config.policy in MOVES_WEIGHTS and installation.pool.address != 0
         if is_moved and not is_fsdp(model):
             self._of_process.add(self.swapper.end_weights)
             self.swapper.hold_weights(model)
@@ -306,7 +313,7 @@ class SessionLife:
             see_everything()
             self._of_process.add(evictor.end_standby)
             evictor.prepare_standby()
-        if self._config.plans and not self.swapper.mover.held[0]:
+        if self._config.plans and not self._moves_weights:
             controller = PlanController(
                 installation, self.hooks, self._model, self._optimizers, self._config
             )

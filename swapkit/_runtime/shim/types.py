@@ -375,6 +375,12 @@ class Mover(Protocol):
             RuntimeError: other libraries use the dispatch keys that this needs.
         """
 
+    def begin_held(self) -> None:
+        """Begin to let held storages leave: those that nothing else holds. Forget the others."""
+
+    def unhold(self, tensor: torch.Tensor, /) -> None:
+        """Take the mark from a tensor whose storage is not held any more, by any mover."""
+
     def free_held(self, needed_bytes: int, spares: bool, /) -> int:  # noqa: FBT001 - in C++
         """Let held storages leave, farthest next use first; return the bytes freed.
 

@@ -112,6 +112,26 @@ def _make(plain: Any) -> Callable[..., Any]:  # noqa: ANN401 - torch's method
 
 waits: ReplacedMethod[WaitListener] = ReplacedMethod(work_class, "wait", _make)
 
+# ---- lists of numbers ----------------------------------------------------------------------------
+#
+# `tolist`, which also prints a tensor, reads the memory of a tensor on the CPU by its address. That
+# of a weight that may leave the device raises an error then: a copy is read in its place.
+
+
+def _make_tolist(plain: Any) -> Callable[..., Any]:  # noqa: ANN401 - torch's method
+    @untraced
+    def tolist(self: torch.Tensor) -> Any:  # noqa: ANN401 - torch's
+        try:
+            return plain(self)
+        except RuntimeError:
+            return plain(self.detach().clone())
+
+    return tolist
+
+
+# Listeners are only who needs it.
+lists: ReplacedMethod[object] = ReplacedMethod(lambda: torch.Tensor, "tolist", _make_tolist)
+
 # ---- resized storages ----------------------------------------------------------------------------
 #
 # Storages that get or lose memory and live on, as those of FSDP2's gathered weights do.

@@ -1,156 +1,74 @@
 // held.cpp - when held storages leave and come back.
-#include "held/held.hpp"
+#include "held/table.hpp"
 
 #include "memory/copy_owners.hpp"
-#include "moves/mover.hpp"
+#include "memory/streams.hpp"
 #include "saved/pack_hooks.hpp"
 
-#include <torch/csrc/Exceptions.h>
-
 #include <algorithm>
-#include <limits>
 #include <memory>
-#include <mutex>
-#include <pthread.h>
-#include <unordered_map>
 #include <utility>
 
 namespace swapkit {
 
-struct Held {
-    Group *group;                           // owned
-    std::vector<c10::TensorImpl *> tensors; // weak: the program's own
-    std::vector<std::size_t> uses;          // where it is in the last step's order
-    std::size_t handles = 0;                // of saved tensors, each with an alias
-    std::size_t pins = 0;                   // operators that run with it
-    std::uint64_t last_use = 0;
-    bool is_here = true;
-    bool is_written = false; // since it was copied
-};
-
 namespace {
 
-auto &held_lock = *new std::mutex;
-// By storage; the group keeps its address from others. Never freed, as in `weights.cpp`.
-auto &table = *new std::unordered_map<const c10::StorageImpl *, std::unique_ptr<Held>>;
-
-[[maybe_unused]] const int held_at_fork = pthread_atfork(
-    [] { held_lock.lock(); }, [] { held_lock.unlock(); }, [] { held_lock.unlock(); });
-
-// The order is searched so far for a use that comes out of turn.
-constexpr std::size_t out_of_turn = 64;
 // Used soon: within this part of a step's uses.
 constexpr std::size_t soon = 16;
-// Without steps, so many uses in a row are taken for one.
-constexpr std::size_t most_uses = 1 << 16;
 // This part of a mover's watermark is brought ahead.
 constexpr std::size_t ahead = 4;
-constexpr std::size_t never = std::numeric_limits<std::size_t>::max();
 
-struct Access : c10::TensorImpl {
-    static c10::DispatchKeySet &keys(c10::TensorImpl &impl) { return impl.*(&Access::key_set_); }
+struct Keys : c10::TensorImpl {
+    static c10::DispatchKeySet &of(c10::TensorImpl &impl) { return impl.*(&Keys::key_set_); }
 };
-
-Held *find(const c10::StorageImpl *storage) {
-    auto found = table.find(storage);
-    return found == table.end() ? nullptr : found->second.get();
-}
-
-HeldOrder &order_of(const Held *held) { return held->group->mover->books->held; }
-
-// ---- the order of uses --------------------------------------------------------------------------
-
-void begin_order(HeldOrder &order) {
-    for (Held *each : order.last) {
-        each->uses.clear();
-    }
-    order.last = std::exchange(order.now, {});
-    for (std::size_t i = 0; i < order.last.size(); i++) {
-        order.last[i]->uses.push_back(i);
-    }
-    order.at = order.last.empty() ? 0 : order.last.size() - 1;
-}
-
-void note_use(Held *held) {
-    HeldOrder &order = order_of(held);
-    held->last_use = ++order.clock;
-    if (!order.now.empty() && order.now.back() == held) {
-        return;
-    }
-    if (order.now.size() == most_uses) {
-        begin_order(order);
-    }
-    order.now.push_back(held);
-    std::size_t size = order.last.size();
-    for (std::size_t i = 0; i < std::min(size, out_of_turn); i++) {
-        std::size_t at = (order.at + i) % size;
-        if (order.last[at] == held) {
-            order.at = at;
-            return;
-        }
-    }
-}
-
-// Return in how many uses a storage is used next; `never`: not known.
-std::size_t next_use(const HeldOrder &order, const Held *held) {
-    if (held->uses.empty()) {
-        return never;
-    }
-    auto next = std::upper_bound(held->uses.begin(), held->uses.end(), order.at);
-    return next != held->uses.end() ? *next - order.at
-                                    : held->uses.front() + order.last.size() - order.at;
-}
 
 // ---- leaving ------------------------------------------------------------------------------------
 
-// Return how many references to a storage are those of its group, its tensors and handles.
-std::size_t count_known(const Held *held, const c10::StorageImpl *storage) {
-    std::size_t known = 1;
-    for (c10::TensorImpl *each : held->tensors) {
-        c10::TensorImpl *tensor = c10::raw::weak_intrusive_ptr::lock(each);
-        if (tensor != nullptr) {
-            known +=
-                tensor->has_storage() && tensor->unsafe_storage().unsafeGetStorageImpl() == storage
-                    ? 1
-                    : 0;
-            c10::raw::intrusive_ptr::decref(tensor);
-        }
-    }
-    return known;
-}
-
 // Return whether nobody else holds a storage that is here. Torch makes a storage fixed in size if a
-// numpy array has its memory. The lock is held.
-bool is_ours(const Held *held, std::size_t known) {
+// numpy array has its memory. The lock and the GIL are held.
+bool is_ours(const Held *held) {
     c10::StorageImpl *storage = held->group->storage;
-    return storage->resizable() && count_holders(storage) == known + held->handles;
-}
-
-bool is_here(const Held *held) {
-    std::lock_guard guard(held_lock);
-    return held->is_here;
+    auto found = held_aliases.find(storage);
+    std::size_t known =
+        1 + held->tensors.size() + (found == held_aliases.end() ? 0 : found->second.size());
+    for (const c10::TensorImpl *each : held->tensors) {
+        known -= found != held_aliases.end() && found->second.count(each) != 0 ? 1 : 0;
+    }
+    return storage->resizable() && count_holders(storage) == known;
 }
 
 void stay(Held *held) {
     std::lock_guard guard(held_lock);
     held->is_here = true;
+    seal(held, held->pins == 0);
 }
 
 // Start copying a storage out, if nothing else holds it. 0: it stays; -1: an exception is set.
 int begin_leaving(Mover *mover, Held *held) {
     Group *group = held->group;
-    std::size_t known = count_known(held, group->storage);
     bool is_written = false;
+    c10::SmallVector<std::int64_t, 2> streams;
     {
         std::lock_guard guard(held_lock);
-        if (!held->is_here || held->pins != 0 || !is_ours(held, known)) {
+        if (!held->is_here || held->pins != 0 || held->is_kept || !is_ours(held)) {
             return 0;
         }
         held->is_here = false; // an operator that comes now waits for the runtime's lock
         is_written = std::exchange(held->is_written, false);
+        streams = std::exchange(held->streams, {});
     }
-    if (is_written && group->native != nullptr) {
+    for (std::int64_t stream : streams) { // the memory is given up in the order of one stream
+        if (stream != group->stream) {
+            order_streams(mover->device(), stream, group->stream);
+        }
+    }
+    if (group->native != nullptr && (is_written || group->storage->nbytes() != group->nbytes)) {
         group_forget_copy(group);
+    }
+    if (group->native == nullptr) { // it may have another size now
+        group->is_moved = 0;
+        group_measure(group);
+        group->cover = {.begin_bytes = 0, .end_bytes = group->nbytes};
     }
     int is_copied = group_state(group) == SK_GROUP_RESIDENT ? copy_out(mover, group) : 1;
     if (is_copied != 1) {
@@ -261,31 +179,55 @@ bool look_ahead(Mover *mover) {
     return true;
 }
 
-// Bring a storage's bytes. The GIL is held; takes the runtime's lock.
+// Let this thread's stream use a storage that has come, or comes, on another one.
+void follow_stream(const Mover *mover, Held *held) {
+    if (!has_streams(mover->device())) {
+        return;
+    }
+    Group *group = held->group;
+    std::int64_t here = current_stream(mover->device());
+    if (here != group->stream) {
+        order_streams(mover->device(), group->stream, here);
+        note_use(group->storage, mover->device(), here);
+    }
+    std::lock_guard guard(held_lock);
+    held->streams.push_back(here);
+}
+
+} // namespace
+
 bool bring_held(Held *held) {
     auto mover = Ref<Mover>::share(held->group->mover);
     Locked lock(mover.get());
     if (!lock) {
         return false;
     }
-    if (is_here(held)) {
-        return true;
-    }
-    mover->books->held.late++;
+    bool was_here = is_here(held);
     int started = 1;
-    if (group_state(held->group) == SK_GROUP_OUT && !start(mover.get(), held, false, &started)) {
-        return false;
+    if (!was_here) {
+        mover->books->held.late++;
+        if (group_state(held->group) == SK_GROUP_OUT &&
+            !start(mover.get(), held, false, &started)) {
+            return false;
+        }
+        if (!arrive(mover.get(), held)) {
+            return false;
+        }
     }
-    return arrive(mover.get(), held) && (mover->books->held.is_over || look_ahead(mover.get()));
+    follow_stream(mover.get(), held);
+    return was_here || mover->books->held.is_over || look_ahead(mover.get());
 }
 
 // ---- which storages are held --------------------------------------------------------------------
 
-// Forget a storage: it is on the device, or dead.
-void forget(Mover *mover, Held *held) {
+bool forget_held(Mover *mover, Held *held) {
     std::unique_ptr<Held> owned;
     {
         std::lock_guard guard(held_lock);
+        if (held->pins != 0) {
+            return false;
+        }
+        seal(held, false);
         HeldOrder &order = mover->books->held;
         std::erase(order.all, held);
         std::erase(order.now, held);
@@ -293,29 +235,20 @@ void forget(Mover *mover, Held *held) {
             order.now = std::exchange(order.last, {}); // the places of the others have changed
             begin_order(order);
         }
-        auto found = table.find(held->group->key.storage);
+        auto found = held_table.find(held->group->key.storage);
         owned = std::move(found->second);
-        table.erase(found);
+        held_table.erase(found);
     }
-    for (c10::TensorImpl *each : held->tensors) {
-        if (c10::TensorImpl *tensor = c10::raw::weak_intrusive_ptr::lock(each)) {
-            Access::keys(*tensor) = tensor->key_set().remove(held_key());
-            c10::raw::intrusive_ptr::decref(tensor);
-        }
-        c10::raw::weak_intrusive_ptr::decref(each);
-    }
-    Py_DECREF(held->group);
+    Py_DECREF(owned->group);
+    return true;
 }
 
-bool is_pinned(const Held *held) {
-    std::lock_guard guard(held_lock);
-    return held->pins != 0;
-}
+namespace {
 
 // Return whether the program holds a storage no more.
 bool is_dead(const Held *held) {
     const Group *group = held->group;
-    if (is_pinned(held) || group_state(group) == SK_GROUP_COPYING_IN) {
+    if (group_state(group) == SK_GROUP_COPYING_IN) {
         return false;
     }
     return group->weak != nullptr ? c10::raw::weak_intrusive_ptr::use_count(group->weak) == 0
@@ -326,74 +259,15 @@ bool is_dead(const Held *held) {
 std::size_t sweep(Mover *mover) {
     std::size_t freed = 0;
     for (Held *each : std::vector<Held *>(mover->books->held.all)) {
-        if (is_dead(each)) {
-            freed += each->group->storage != nullptr ? each->group->nbytes : 0;
-            forget(mover, each);
+        std::size_t nbytes = each->group->storage != nullptr ? each->group->nbytes : 0;
+        if (is_dead(each) && forget_held(mover, each)) {
+            freed += nbytes;
         }
     }
     return freed;
 }
 
 } // namespace
-
-// ---- operators ----------------------------------------------------------------------------------
-
-HeldUses::~HeldUses() {
-    if (!uses_.empty()) {
-        std::lock_guard guard(held_lock);
-        for (Held *each : uses_) {
-            each->pins--;
-        }
-    }
-}
-
-void HeldUses::add(const c10::StorageImpl *storage, bool writes) {
-    std::lock_guard guard(held_lock);
-    if (Held *held = find(storage)) {
-        held->pins++;
-        held->is_written = held->is_written || writes;
-        note_use(held);
-        is_late_ = is_late_ || !held->is_here;
-        uses_.push_back(held);
-    }
-}
-
-void HeldUses::bring() {
-    if (!is_late_) {
-        return;
-    }
-    WithPython python;
-    PutAside former; // an operator may run while an exception is raised
-    for (Held *each : uses_) {
-        if (!is_here(each) && !bring_held(each)) {
-            python_error error;
-            error.persist();
-            throw error;
-        }
-    }
-}
-
-bool held_aliased(const c10::TensorImpl *alias) {
-    if (!is_trapped(*alias)) {
-        return false;
-    }
-    std::lock_guard guard(held_lock);
-    Held *held = find(alias->unsafe_storage().unsafeGetStorageImpl());
-    bool is_own = held == nullptr || std::find(held->tensors.begin(), held->tensors.end(), alias) !=
-                                         held->tensors.end();
-    if (!is_own) {
-        held->handles++;
-    }
-    return !is_own;
-}
-
-void held_unaliased(const c10::TensorImpl *alias) {
-    std::lock_guard guard(held_lock);
-    Held *held = find(alias->unsafe_storage().unsafeGetStorageImpl());
-    if (held != nullptr && held->handles != 0) {
-        held->handles--;
-    }
-}
 
 // ---- for the session ----------------------------------------------------------------------------
 
@@ -404,19 +278,22 @@ int hold(Mover *mover, PyObject *tensor, PyObject *placement) {
         return -1;
     }
     Ref<> own = Ref<>::steal(terms.placement); // `group_new` takes its own
-    c10::StorageImpl *storage = plain_storage(*impl, 1);
+    c10::StorageImpl *storage = plain_storage(*impl, std::max<std::size_t>(terms.min_bytes, 1));
     if (storage == nullptr || impl->device() != mover->device()) {
         return 0;
     }
-    Held *held = find(storage);
+    Held *held = find_held(storage);
     if (held != nullptr && held->group->mover != mover) {
-        if (!order_of(held).is_over) {
+        auto former = Ref<Mover>::share(held->group->mover);
+        if (!former->books->held.is_over) {
             return 0;
         }
         if (!bring_held(held)) {
             return -1;
         }
-        forget(held->group->mover, held);
+        if (!forget_held(former.get(), held)) {
+            return 0;
+        }
         held = nullptr;
     }
     if (held == nullptr) {
@@ -428,20 +305,47 @@ int hold(Mover *mover, PyObject *tensor, PyObject *placement) {
             return -1;
         }
         group->is_held = 1;
-        group->cover = {.begin_bytes = 0, .end_bytes = group->nbytes};
+        group->stream = current_stream(mover->device());
         auto made = std::make_unique<Held>();
         made->group = group;
         std::lock_guard guard(held_lock);
         held = made.get();
-        table.emplace(storage, std::move(made));
+        held_table.emplace(storage, std::move(made));
         mover->books->held.all.push_back(held);
     }
     std::lock_guard guard(held_lock);
     if (std::find(held->tensors.begin(), held->tensors.end(), impl) == held->tensors.end()) {
-        held->tensors.push_back(c10::raw::intrusive_ptr::make_weak(impl));
-        Access::keys(*impl) = impl->key_set().add(held_key());
+        held->tensors.push_back(impl);
+        Keys::of(*impl) = impl->key_set().add(held_key());
     }
     return 1;
+}
+
+void held_begin(Mover *mover) {
+    for (Held *each : std::vector<Held *>(mover->books->held.all)) {
+        {
+            std::lock_guard guard(held_lock);
+            each->is_sealed = each->is_sealed || !each->is_here || is_ours(each);
+            seal(each, each->pins == 0);
+        }
+        if (!each->is_sealed) {
+            (void)forget_held(mover, each);
+        }
+    }
+}
+
+bool unhold(Mover *, PyObject *tensor) {
+    c10::TensorImpl *impl = nullptr;
+    if (!impl_of(tensor, &impl)) {
+        return false;
+    }
+    std::lock_guard guard(held_lock);
+    if (is_trapped(*impl) &&
+        (!impl->has_storage() ||
+         find_held(impl->unsafe_storage().unsafeGetStorageImpl()) == nullptr)) {
+        Keys::of(*impl) = impl->key_set().remove(held_key());
+    }
+    return true;
 }
 
 Ref<> held_free(Mover *mover, unsigned long long needed_bytes, bool spares) {
@@ -501,9 +405,7 @@ Ref<> held_end(Mover *mover) {
         if (!is_here(each) && !arrive(mover, each)) {
             return {};
         }
-        if (!is_pinned(each)) {
-            forget(mover, each);
-        }
+        (void)forget_held(mover, each);
     }
     return for_python(order.all.size());
 }
@@ -512,11 +414,10 @@ Ref<> held_bytes(Mover *mover) {
     unsigned long long all = 0, here = 0, kept = 0;
     for (const Held *each : mover->books->held.all) {
         all += each->group->nbytes;
-        if (is_here(each)) {
-            std::size_t known = count_known(each, each->group->storage);
-            std::lock_guard guard(held_lock);
+        std::lock_guard guard(held_lock);
+        if (each->is_here) {
             here += each->group->nbytes;
-            kept += is_ours(each, known) ? 0 : each->group->nbytes;
+            kept += each->is_kept || !is_ours(each) ? each->group->nbytes : 0;
         }
     }
     return Ref<>::steal(Py_BuildValue("(KKKK)", all, here, kept,

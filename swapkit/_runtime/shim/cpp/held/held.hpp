@@ -51,7 +51,7 @@ class HeldUses : Unmovable {
     // Bring the bytes of all of them. Throws Python's error if that fails.
     void bring();
     // Let them stay from now on: the operator uses them after it has returned.
-    void keep() { uses_.clear(); }
+    void keep();
 
   private:
     c10::SmallVector<Held *, 8> uses_;
@@ -77,6 +77,10 @@ void held_unaliased(const c10::TensorImpl *alias);
 // Hold the storage of a tensor, with a placement's terms. 0: it is not plain memory that a budget
 // counts, or another session holds it; -1: an exception is set.
 int hold(Mover *mover, PyObject *tensor, PyObject *placement);
+// Begin to let them leave: those that nothing else holds. The others are forgotten.
+void held_begin(Mover *mover);
+// Take the key from a tensor whose storage is not held any more. False: an exception is set.
+bool unhold(Mover *mover, PyObject *tensor);
 // Let held storages go until so many bytes are free. `spares`: not those that are used soon. Return
 // the freed bytes. None: an exception is set.
 Ref<> held_free(Mover *mover, unsigned long long needed_bytes, bool spares);

@@ -98,7 +98,8 @@ Shared *share(c10::StorageImpl *storage) {
 } // namespace
 
 std::uint64_t swapkit::memory_of(const c10::StorageImpl *storage) {
-    const c10::DataPtr &memory = storage->data_ptr();
+    const c10::DataPtr &memory =
+        const_cast<c10::StorageImpl *>(storage)->_mutable_data_ptr_no_checks();
     std::uint64_t writes = writes_of(storage) * scatter;
     if (memory.get_deleter() == &drop) {
         return static_cast<const Shared *>(memory.get_context())->serial + writes;

@@ -122,6 +122,17 @@ c10::StorageImpl *look(c10::TensorImpl &tensor, std::size_t least_bytes, Span *o
     return storage;
 }
 
+void storage_seal(c10::StorageImpl *storage, bool is_closed) {
+    if (is_closed) {
+        storage->release_data_and_set_meta_custom_data_ptr_error_msg_(
+            "this tensor's bytes leave the device between two uses: swapkit brings them for "
+            "torch's operators, but not for code that reads their address. Pass a copy to that "
+            "code (`tensor.clone()`), or run it as an operator (`torch.library.custom_op`)");
+    } else {
+        storage->clear_data_ptr_access_error_msg_();
+    }
+}
+
 bool is_observed() {
     return at::impl::torch_function_mode_enabled() ||
            c10::impl::tls_local_dispatch_key_set().included_.has_any(modes);

@@ -29,6 +29,13 @@ inline bool has_memory(c10::TensorImpl &tensor) {
     return storage == nullptr || span.end_bytes <= storage->nbytes();
 }
 
+// Return the address of a storage's memory, also of one that may not be read now.
+inline void *address_of(const c10::StorageImpl *storage) {
+    return const_cast<c10::StorageImpl *>(storage)->_mutable_data_ptr_no_checks().get();
+}
+// Let reading the address of a storage raise torch's error, with what to do instead; or not.
+void storage_seal(c10::StorageImpl *storage, bool is_closed);
+
 // Return whether a mode or function transform of the user would see an operator on this thread.
 bool is_observed();
 

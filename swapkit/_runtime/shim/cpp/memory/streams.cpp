@@ -88,7 +88,8 @@ void order_streams(c10::Device device, std::int64_t earlier, std::int64_t later)
 void note_use(c10::StorageImpl *storage, c10::Device device, std::int64_t stream) {
     if (has_streams(device)) {
         c10::impl::VirtualGuardImpl(device.type())
-            .recordDataPtrOnStream(storage->data_ptr(), stream_of(device, stream));
+            .recordDataPtrOnStream(storage->_mutable_data_ptr_no_checks(),
+                                   stream_of(device, stream));
     }
 }
 

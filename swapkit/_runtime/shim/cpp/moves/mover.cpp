@@ -185,7 +185,7 @@ int copy_out(Mover *mover, Group *group) {
     c10::StorageImpl *owner = swapkit_owner_new(storage);
     group->copied_from = memory_of(storage);
     const char *bytes =
-        static_cast<const char *>(owner->data()) + group->part_bytes - group->shift_bytes;
+        static_cast<const char *>(address_of(owner)) + group->part_bytes - group->shift_bytes;
     sk_status status = SK_OK;
     {
         WithoutPython others;
@@ -500,7 +500,7 @@ bool revive_kept(const c10::StorageImpl *storage) {
 
 // Return whether an address is in a storage's memory.
 static bool holds_address(const c10::StorageImpl *storage, const void *address) {
-    const auto *begin = static_cast<const char *>(storage->data_ptr().get());
+    const auto *begin = static_cast<const char *>(address_of(storage));
     const auto *asked = static_cast<const char *>(address);
     return begin != nullptr && begin <= asked && asked < begin + storage->nbytes();
 }

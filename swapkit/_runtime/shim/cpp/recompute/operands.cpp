@@ -172,7 +172,7 @@ std::uint64_t sample_span(const c10::StorageImpl *storage, Span span) {
         return 0;
     }
     Sample sample;
-    const auto *bytes = static_cast<const char *>(storage->data()) + span.begin_bytes;
+    const auto *bytes = static_cast<const char *>(address_of(storage)) + span.begin_bytes;
     for (std::size_t at = 0; at < count; at++) {
         sample.add(bytes + (nbytes - word) * at / (count - 1), word);
     }
@@ -187,8 +187,9 @@ std::uint64_t sample_operand(PyObject *packed, c10::TensorImpl *tensor, bool is_
     bool is_weight = handle != nullptr && handle->weight != nullptr;
     Span span = {};
     const c10::StorageImpl *storage = look(*tensor, 0, &span);
-    if (is_made || is_weight || storage == nullptr || !storage->device().is_cpu() ||
-        gathers_gradients(tensor) || span.end_bytes > storage->nbytes()) {
+    if (is_made || is_weight || is_trapped(*tensor) || storage == nullptr ||
+        !storage->device().is_cpu() || gathers_gradients(tensor) ||
+        span.end_bytes > storage->nbytes()) {
         return 0;
     }
     return is_refill && tensor->is_non_overlapping_and_dense() ? sample_span(storage, span)
@@ -201,6 +202,7 @@ Ref<> scratch_of(c10::TensorImpl *impl) {
     }
     Handle *handle = handle_new(impl, nullptr);
     if (handle != nullptr) {
+        handle_leave_held(handle);
         exchange_storage(handle->alias, nullptr, 0);
     }
     return Ref<>::steal(as_object(handle));

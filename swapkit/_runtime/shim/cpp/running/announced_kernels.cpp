@@ -391,7 +391,7 @@ bool announce_tensor(std::uint64_t token, PyObject *tensor, bool is_output) {
     sk_op_memory memory = {};
     if (impl->has_storage()) {
         c10::StorageImpl *storage = impl->unsafe_storage().unsafeGetStorageImpl();
-        memory = {.address = storage->data_ptr().get(),
+        memory = {.address = address_of(storage),
                   .nbytes = storage->nbytes(),
                   .storage = storage,
                   .is_only_read = false};

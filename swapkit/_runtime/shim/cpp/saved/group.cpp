@@ -68,12 +68,19 @@ void handle_part(Handle *handle) {
 // Drop the storage; the alias still tracks the version.
 void handle_strip(Handle *handle) {
     if (!handle->is_stripped) {
+        handle_leave_held(handle);
         exchange_storage(handle->alias, nullptr, 0);
         handle->is_stripped = true;
     }
 }
 
 } // namespace
+
+void handle_leave_held(Handle *handle) {
+    if (std::exchange(handle->is_of_held, false)) {
+        held_unaliased(handle->alias);
+    }
+}
 
 // ---- handles ------------------------------------------------------------------------------------
 
@@ -326,15 +333,6 @@ void group_drop_copy(Group *group) {
     group->state_at = group->storage != nullptr ? &resident : &computed_again;
 }
 
-namespace {
-
-constexpr char is_away[] =
-    "the bytes of this tensor are on the host: swapkit brings them for torch's operators, but not "
-    "for code that reads the address. Pass a copy to that code (`tensor.clone()`), or run it as an "
-    "operator (`torch.library.custom_op`)";
-
-} // namespace
-
 void group_arrive(Group *group) {
     if (group->is_held == 0 || group->weak == nullptr) {
         return;
@@ -345,7 +343,7 @@ void group_arrive(Group *group) {
         group->storage = fresh;
         return;
     }
-    own->clear_data_ptr_access_error_msg_();
+    storage_seal(own, false);
     own->set_data_ptr_noswap(fresh->set_data_ptr(c10::DataPtr(nullptr, own->device())));
     swapkit_storage_drop(fresh);
     c10::raw::weak_intrusive_ptr::decref(std::exchange(group->weak, nullptr));
@@ -361,7 +359,7 @@ void group_strip(Group *group) {
         c10::StorageImpl *storage = std::exchange(group->storage, nullptr);
         group->weak = c10::raw::intrusive_ptr::make_weak(storage);
         c10::DataPtr memory = storage->set_data_ptr(c10::DataPtr(nullptr, storage->device()));
-        storage->release_data_and_set_meta_custom_data_ptr_error_msg_(is_away);
+        storage_seal(storage, true);
         swapkit_storage_drop(storage);
         return;
     }
@@ -434,9 +432,7 @@ void handle_unlink(Handle *handle) {
 }
 
 void handle_free(Handle *handle) {
-    if (handle->is_of_held) {
-        held_unaliased(handle->alias);
-    }
+    handle_leave_held(handle);
     if (handle->alias != nullptr) {
         c10::raw::intrusive_ptr::decref(handle->alias);
     }

@@ -208,6 +208,8 @@ Handle *handle_saved(PyObject *tensor);
 Handle *handle_new(c10::TensorImpl *tensor, Group *group);
 // Return a new handle of a plain tensor inside a wrapper, which stays. Null: an exception is set.
 Handle *handle_inside(c10::TensorImpl *tensor, c10::TensorImpl *wrapper);
+// Give up a handle's alias of a held storage: it gets another storage, or is freed.
+void handle_leave_held(Handle *handle);
 // Note that the saved tensor of a handle is inside a wrapper, too.
 void handle_watch(Handle *handle, const Watch &watch);
 // Let a handle in a group return a tensor, if it is a leaf, for as long as other code holds it.

@@ -227,7 +227,7 @@ static int has_plain_memory(PyObject *tensor, std::size_t least_bytes) {
         return -1;
     }
     const c10::StorageImpl *storage = plain_storage(*impl, least_bytes);
-    return int{storage != nullptr && storage->data() != nullptr};
+    return int{storage != nullptr && address_of(storage) != nullptr};
 }
 
 // Return a tuple of sizes.

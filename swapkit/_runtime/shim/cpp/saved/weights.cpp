@@ -42,6 +42,7 @@ Handle *handle_reading(c10::TensorImpl *tensor) {
     if (handle == nullptr) {
         return nullptr;
     }
+    handle_leave_held(handle);
     exchange_storage(handle->alias, nullptr, 0);
     c10::raw::intrusive_ptr::incref(leaf);
     c10::StorageImpl *first = leaf->unsafe_storage().unsafeGetStorageImpl();

@@ -1,0 +1,67 @@
+// table.hpp - the held storages, for the files of this folder.
+#ifndef SWAPKIT_HELD_TABLE_HPP
+#define SWAPKIT_HELD_TABLE_HPP
+
+#include "held/held.hpp"
+#include "moves/mover.hpp"
+
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+namespace swapkit {
+
+struct Held {
+    Group *group; // owned
+    // The program's tensors with the key. Only compared: one may be freed, and another one be
+    // there.
+    std::vector<const c10::TensorImpl *> tensors;
+    std::vector<std::size_t> uses; // where it is in the last step's order
+    std::size_t pins = 0;          // operators that run with it
+    std::uint64_t last_use = 0;
+    // Those that wait for the arrival, which was on the group's stream.
+    c10::SmallVector<std::int64_t, 2> streams;
+    bool is_here = true;
+    bool is_written = false; // since it was copied
+    bool is_sealed = false;  // reading its address raises torch's error while no operator runs
+    bool is_kept = false;    // it does not leave any more
+};
+
+extern std::mutex &held_lock;
+// By storage; the group keeps its address from others.
+extern std::unordered_map<const c10::StorageImpl *, std::unique_ptr<Held>> &held_table;
+// Handles of saved tensors by their alias, by storage: they outlive sessions.
+extern std::unordered_map<const c10::StorageImpl *,
+                          std::unordered_map<const c10::TensorImpl *, std::size_t>> &held_aliases;
+
+inline HeldOrder &order_of(const Held *held) { return held->group->mover->books->held; }
+
+// ---- the lock is held ----
+
+// Return what is known of a storage; null: it is not held.
+Held *find_held(const c10::StorageImpl *storage);
+// Let code read the address of a storage, or not.
+void seal(const Held *held, bool is_closed);
+// Begin the order of a new step.
+void begin_order(HeldOrder &order);
+// Note that an operator uses a storage.
+void count_use(Held *held);
+constexpr std::size_t never = std::numeric_limits<std::size_t>::max();
+// Return in how many uses a storage is used next; `never`: not known.
+std::size_t next_use(const HeldOrder &order, const Held *held);
+
+// ---- it is not ----
+
+// Return whether the bytes of a storage are on the device.
+bool is_here(const Held *held);
+// Bring a storage's bytes to this thread's stream. The GIL is held; takes the runtime's lock.
+bool bring_held(Held *held);
+// Forget a storage that is on the device, or dead. The GIL and the runtime's lock are held. False:
+// an operator runs with it.
+bool forget_held(Mover *mover, Held *held);
+
+} // namespace swapkit
+
+#endif
