@@ -53,6 +53,63 @@ def test_budget_when_half_would_not_fit_then_it_holds_and_gradients_are_equal(
     assert lines == ["True", "True True True", "True True", "True"]
 
 
+WEIGHTS = """
+def make(layers):
+    torch.manual_seed(0)
+    frozen = [torch.nn.Linear(256, 256).requires_grad_(False) for _ in range(layers)]
+    model = torch.nn.Sequential(*frozen, torch.nn.Linear(256, 256)).cuda()
+    return model, torch.optim.SGD(model[-1].parameters(), lr=0.1)
+
+def train(model, optimizer):
+    found = []
+    for step in range(4):
+        torch.manual_seed(step)
+        loss = model(torch.randn(16, 256).cuda()).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+    return found
+
+def spread(model):
+    x, found = torch.ones(16, 256).cuda(), []
+    for number in range(12):
+        stream = streams[number % 3]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.no_grad(), torch.cuda.stream(stream):
+            found.append(model(x * number).sum())
+    torch.cuda.synchronize()
+    return [each.item() for each in found]
+"""
+
+
+@pytest.mark.promise("A3")
+@pytest.mark.parametrize("latency_ns", [0, 2_000_000])
+def test_budget_when_below_the_weights_then_they_come_in_the_order_of_each_stream(
+    latency_ns: int,
+) -> None:
+    lines = run(
+        f"""
+        {textwrap.indent(WEIGHTS, " " * 8).strip()}
+        swapkit.install(device="cuda")
+        streams = [torch.cuda.Stream() for _ in range(3)]
+        model, optimizer = make(40)
+        expected = train(model, optimizer), spread(model)
+        weights = sum(each.nbytes for each in model.parameters())
+        del model, optimizer
+        model, optimizer = make(40)
+        with swapkit.budget(int(weights * 0.4), model, optimizer, policy="rescue") as session:
+            print((train(model, optimizer), spread(model)) == expected)
+            free, total = torch.cuda.mem_get_info()
+        stats = session.stats
+        print(stats.peak_bytes <= weights * 0.4, stats.swapped_in_bytes > 4 * weights)
+        print(total - free <= weights * 0.4)
+        """,
+        CUSIM_LATENCY_NS=str(latency_ns),
+    )
+    assert lines == ["True", "True True", "True"]
+
+
 @pytest.mark.parametrize("scope", ["offload", "lambda: swapkit.offload(prefetch=2)"])
 def test_offload_when_it_swaps_then_the_peak_falls_and_gradients_are_equal(
     plain: str, scope: str

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from swapkit._native.layout import TAG_OPTIMIZER
 from swapkit._native.pool import set_tag
 from swapkit._native.sched import Scheduler
 from swapkit._runtime.saved import taken_apart
@@ -110,6 +111,8 @@ class Swapper:
     def hold_weights(self, model: torch.nn.Module) -> None:
         """Let the weights of a model leave the device between two uses."""
         lists.add(self)
+        # As that of optimizers, this memory is not what the program keeps by mistake.
+        self.mover.held_tag = self._tracker.tag_named("weights") | TAG_OPTIMIZER
         weights = list_weights(model)
         with self._lock, hidden():
             hold_weights(self.mover, weights, self.evictor.min_bytes)

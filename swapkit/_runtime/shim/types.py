@@ -305,6 +305,7 @@ class Mover(Protocol):
     holds_copies: bool  # write-behind is off
     makes_reclaimable: bool  # copied groups become so (`Mover.make_reclaimable`)
     hears_saves: bool  # whether saves under the budget call `MoverPolicy.note_automatic`
+    held_tag: int  # of the memory in which held storages come
     held: tuple[int, int, int, int]  # bytes held, here, and that cannot leave; uses that waited
     dirty_count: int  # groups that still have to be copied ahead
     pool_address: int  # of the pool that records copies and knows the free room; 0: none

@@ -135,7 +135,9 @@ bool arrive(Mover *mover, Held *held) {
 
 bool start(Mover *mover, Held *held, bool is_tentative, int *started) {
     held->group->serial = ++mover->books->serials; // the copy that is needed soonest
+    std::uint32_t former = links.sk_tag_set(mover->held_tag);
     *started = start_in(mover, held->group, is_tentative);
+    (void)links.sk_tag_set(former);
     return *started >= 0;
 }
 

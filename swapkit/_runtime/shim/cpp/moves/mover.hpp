@@ -67,6 +67,7 @@ struct Mover {
     // Write-behind (`write_behind.hpp`): the bytes in use at which it starts, the copies at once,
     // and the bytes left to copy in this step.
     unsigned long long watermark_bytes, most_copying, ahead_bytes;
+    unsigned held_tag;      // of the memory in which held storages come
     char holds_copies;      // write-behind is paused
     char makes_reclaimable; // write-behind makes groups reclaimable (`reclaimable.hpp`)
     char hears_saves;       // notify the policy of each group saved under the budget
