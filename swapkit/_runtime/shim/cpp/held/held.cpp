@@ -273,10 +273,66 @@ std::size_t sweep(Mover *mover) {
 
 // ---- for the session ----------------------------------------------------------------------------
 
+namespace {
+
+// Take a storage from the mover of a session that has ended. 0: it may not go to another one; -1:
+// an exception is set.
+int take_over(Held *held) {
+    auto former = Ref<Mover>::share(held->group->mover);
+    if (!former->books->held.is_over) {
+        return 0;
+    }
+    if (!bring_held(held)) {
+        return -1;
+    }
+    return forget_held(former.get(), held) ? 1 : 0;
+}
+
+// Make the entry of a storage. Null: an exception is set.
+Held *held_new(Mover *mover, c10::StorageImpl *storage, const Terms &terms) {
+    Group *group = group_new(mover, terms, {.storage = storage, .version = 0});
+    if (group == nullptr) {
+        return nullptr;
+    }
+    group->is_held = 1;
+    group->stream = current_stream(mover->device());
+    auto made = std::make_unique<Held>();
+    made->group = group;
+    Held *held = made.get();
+    std::lock_guard guard(held_lock);
+    held_table.emplace(storage, std::move(made));
+    mover->books->held.all.push_back(held);
+    return held;
+}
+
+// Let a mover have the entry of a storage. As `take_over`.
+int own_entry(Mover *mover, c10::StorageImpl *storage, const Terms &terms) {
+    Held *held = find_held(storage);
+    int is_free = held == nullptr || held->group->mover == mover ? 1 : take_over(held);
+    if (is_free != 1 || find_held(storage) != nullptr) {
+        return is_free;
+    }
+    if (!is_counted(mover, *storage)) {
+        return 0;
+    }
+    return held_new(mover, storage, terms) == nullptr ? -1 : 1;
+}
+
+// Let a tensor carry the key.
+void mark(Held *held, c10::TensorImpl *impl) {
+    std::lock_guard guard(held_lock);
+    if (std::find(held->tensors.begin(), held->tensors.end(), impl) == held->tensors.end()) {
+        held->tensors.push_back(impl);
+        Keys::of(*impl) = impl->key_set().add(held_key());
+    }
+}
+
+} // namespace
+
 int hold(Mover *mover, PyObject *tensor, PyObject *placement) {
     c10::TensorImpl *impl = nullptr;
     Terms terms = {};
-    if (!impl_of(tensor, &impl) || !terms_read(placement, &terms) || !trap_register()) {
+    if (!impl_of(tensor, &impl) || !terms_read(placement, &terms)) {
         return -1;
     }
     Ref<> own = Ref<>::steal(terms.placement); // `group_new` takes its own
@@ -284,42 +340,14 @@ int hold(Mover *mover, PyObject *tensor, PyObject *placement) {
     if (storage == nullptr || impl->device() != mover->device()) {
         return 0;
     }
-    Held *held = find_held(storage);
-    if (held != nullptr && held->group->mover != mover) {
-        auto former = Ref<Mover>::share(held->group->mover);
-        if (!former->books->held.is_over) {
-            return 0;
-        }
-        if (!bring_held(held)) {
-            return -1;
-        }
-        if (!forget_held(former.get(), held)) {
-            return 0;
-        }
-        held = nullptr;
+    if (!trap_register()) {
+        return -1;
     }
-    if (held == nullptr) {
-        if (!is_counted(mover, *storage)) {
-            return 0;
-        }
-        Group *group = group_new(mover, terms, {.storage = storage, .version = 0});
-        if (group == nullptr) {
-            return -1;
-        }
-        group->is_held = 1;
-        group->stream = current_stream(mover->device());
-        auto made = std::make_unique<Held>();
-        made->group = group;
-        std::lock_guard guard(held_lock);
-        held = made.get();
-        held_table.emplace(storage, std::move(made));
-        mover->books->held.all.push_back(held);
+    int is_own = own_entry(mover, storage, terms);
+    if (is_own != 1) {
+        return is_own;
     }
-    std::lock_guard guard(held_lock);
-    if (std::find(held->tensors.begin(), held->tensors.end(), impl) == held->tensors.end()) {
-        held->tensors.push_back(impl);
-        Keys::of(*impl) = impl->key_set().add(held_key());
-    }
+    mark(find_held(storage), impl);
     return 1;
 }
 
@@ -350,15 +378,16 @@ bool unhold(Mover *, PyObject *tensor) {
     return true;
 }
 
-Ref<> held_free(Mover *mover, unsigned long long needed_bytes, bool spares) {
-    std::size_t freed = sweep(mover), leaving_bytes = 0;
+namespace {
+
+// Start to let storages go, of so many bytes; return those that go. An exception may be set.
+std::vector<Held *> begin_freeing(Mover *mover, std::size_t needed_bytes, bool spares) {
     std::vector<Held *> leaving;
-    std::size_t least = spares ? mover->books->held.last.size() / soon : 0;
+    std::size_t least = spares ? mover->books->held.last.size() / soon : 0, leaving_bytes = 0;
     for (Held *each : list_farthest(mover, least, !spares)) {
-        if (freed + leaving_bytes >= needed_bytes) {
-            break;
-        }
-        if (group_state(each->group) == SK_GROUP_COPYING_IN && !arrive(mover, each)) {
+        bool is_enough = leaving_bytes >= needed_bytes;
+        if (is_enough ||
+            (group_state(each->group) == SK_GROUP_COPYING_IN && !arrive(mover, each))) {
             break;
         }
         int is_leaving = begin_leaving(mover, each);
@@ -369,6 +398,17 @@ Ref<> held_free(Mover *mover, unsigned long long needed_bytes, bool spares) {
             leaving.push_back(each);
             leaving_bytes += each->group->nbytes;
         }
+    }
+    return leaving;
+}
+
+} // namespace
+
+Ref<> held_free(Mover *mover, unsigned long long needed_bytes, bool spares) {
+    std::size_t freed = sweep(mover);
+    std::vector<Held *> leaving;
+    if (freed < needed_bytes) {
+        leaving = begin_freeing(mover, needed_bytes - freed, spares);
     }
     bool has_failed = PyErr_Occurred() != nullptr;
     for (Held *each : leaving) {

@@ -71,18 +71,25 @@ const Kind &kind_of(const c10::OperatorHandle &op) {
     return found->second;
 }
 
+void add_one(const c10::IValue &value, Access access, bool writes, HeldUses *uses) {
+    if (!value.isTensor()) {
+        return;
+    }
+    const c10::TensorImpl *impl = value.unsafeToTensorImpl();
+    if (is_trapped(*impl) && impl->has_storage() &&
+        (access != Access::numbers ||
+         c10::isIntegralType(c10::typeMetaToScalarType(impl->dtype()), /*includeBool=*/true))) {
+        uses->add(impl->unsafe_storage().unsafeGetStorageImpl(), writes);
+    }
+}
+
 void add(const c10::IValue &value, Access access, bool writes, HeldUses *uses) {
-    if (value.isTensor()) {
-        const c10::TensorImpl *impl = value.unsafeToTensorImpl();
-        if (is_trapped(*impl) && impl->has_storage() &&
-            (access != Access::numbers ||
-             c10::isIntegralType(c10::typeMetaToScalarType(impl->dtype()), /*includeBool=*/true))) {
-            uses->add(impl->unsafe_storage().unsafeGetStorageImpl(), writes);
-        }
-    } else if (value.isTensorList() || value.isOptionalTensorList()) {
-        for (const c10::IValue &each : value.toListRef()) {
-            add(each, access, writes, uses);
-        }
+    if (!value.isTensorList() && !value.isOptionalTensorList()) {
+        add_one(value, access, writes, uses);
+        return;
+    }
+    for (const c10::IValue &each : value.toListRef()) {
+        add_one(each, access, writes, uses);
     }
 }
 
@@ -118,8 +125,9 @@ bool trap_register() {
         if (!dispatcher.hasBackendFallbackForDispatchKey(key)) {
             taken = key;
             // Never unregistered: other threads may be inside the kernel.
-            (void)new c10::RegistrationHandleRAII(dispatcher.registerFallback(
+            static auto &registered = *new c10::RegistrationHandleRAII(dispatcher.registerFallback(
                 key, c10::KernelFunction::makeFromBoxedFunction<&trap>(), "swapkit: weights"));
+            (void)registered;
             return true;
         }
     }

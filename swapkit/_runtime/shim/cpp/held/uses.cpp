@@ -103,6 +103,13 @@ bool is_late(const Held *held) {
     return needs_bringing(held);
 }
 
+// Return the current Python exception for torch, which raises it where Python is called.
+python_error caught() {
+    python_error error;
+    error.persist();
+    return error;
+}
+
 // Forget storages of sessions that have ended, now that they are here.
 void end_over() {
     WithPython python;
@@ -168,9 +175,7 @@ void HeldUses::bring() {
     PutAside former; // an operator may run while an exception is raised
     for (Held *each : uses_) {
         if (is_late(each) && !bring_held(each)) {
-            python_error error;
-            error.persist();
-            throw error;
+            throw caught();
         }
     }
 }
