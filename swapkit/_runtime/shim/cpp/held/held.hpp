@@ -69,6 +69,10 @@ inline bool is_trapped(const c10::TensorImpl &tensor) {
     return key != c10::DispatchKey::Undefined && tensor.key_set().has(key);
 }
 
+// Return how many bytes an operator on lists should use at once, judging by one of their tensors;
+// 0: its storage is not held.
+std::size_t held_most_bytes(const c10::TensorImpl &tensor);
+
 // Note that a handle of a saved tensor has an alias of a held storage. Return whether it is one.
 bool held_aliased(const c10::TensorImpl *alias);
 // Note that such a handle has been freed.

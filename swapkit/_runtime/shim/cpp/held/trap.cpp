@@ -8,11 +8,15 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 namespace swapkit {
 
@@ -57,16 +61,25 @@ bool is_collective(const c10::OperatorHandle &op) {
     return op.schema().name().rfind("c10d::", 0) == 0;
 }
 
+// Return whether an operator does the same with each element of its lists.
+bool is_each(const c10::OperatorHandle &op) {
+    const std::string &name = op.schema().name();
+    return name.rfind("aten::_foreach_", 0) == 0 || name.rfind("aten::_fused_adam", 0) == 0 ||
+           name.rfind("aten::_fused_sgd", 0) == 0 || name.rfind("aten::_fused_adagrad", 0) == 0 ||
+           name.rfind("aten::_amp_foreach_", 0) == 0;
+}
+
 struct Kind {
     Access access;
-    bool is_collective;
+    bool is_collective, is_each;
 };
 
 const Kind &kind_of(const c10::OperatorHandle &op) {
     thread_local std::unordered_map<const c10::FunctionSchema *, Kind> known;
     auto found = known.find(&op.schema());
     if (found == known.end()) {
-        found = known.emplace(&op.schema(), Kind{find_access(op), is_collective(op)}).first;
+        found = known.emplace(&op.schema(), Kind{find_access(op), is_collective(op), is_each(op)})
+                    .first;
     }
     return found->second;
 }
@@ -93,9 +106,84 @@ void add(const c10::IValue &value, Access access, bool writes, HeldUses *uses) {
     }
 }
 
+using Values = std::vector<c10::IValue>;
+
+// The elements of the lists that an operator is given, and what fits at once.
+struct Elements {
+    std::vector<std::size_t> sizes; // in bytes, of all tensors at each place
+    std::size_t total = 0, most = 0;
+};
+
+Elements elements_of(const Values &given) {
+    Elements found;
+    for (const c10::IValue &value : given) {
+        auto list = value.isTensorList() ? value.toTensorVector() : std::vector<at::Tensor>();
+        found.sizes.resize(std::max(found.sizes.size(), list.size()));
+        for (std::size_t i = 0; i < list.size(); i++) {
+            found.sizes[i] += list[i].nbytes();
+            found.total += list[i].nbytes();
+            found.most = std::max(found.most, held_most_bytes(*list[i].unsafeGetTensorImpl()));
+        }
+    }
+    return found;
+}
+
+// Return a part of the lists that have `count` elements, and all other values.
+Values part_of(const Values &given, std::size_t count, std::size_t first, std::size_t end) {
+    Values part;
+    for (const c10::IValue &value : given) {
+        if (value.isList() && value.toListRef().size() == count) {
+            c10::impl::GenericList all = value.toList();
+            c10::impl::GenericList some(all.elementType());
+            for (std::size_t i = first; i < end; i++) {
+                some.push_back(all.get(i));
+            }
+            part.emplace_back(std::move(some));
+        } else {
+            part.push_back(value);
+        }
+    }
+    return part;
+}
+
+// Run an operator on parts of its lists, one after the other, if weights among their elements are
+// too large to be here at once. Return whether it was necessary.
+bool run_in_parts(const c10::OperatorHandle &op, torch::jit::Stack *stack) {
+    auto first_argument =
+        stack->end() - static_cast<std::ptrdiff_t>(op.schema().arguments().size());
+    const Values given(first_argument, stack->end());
+    const Elements elements = elements_of(given);
+    std::size_t count = elements.sizes.size();
+    if (elements.most == 0 || elements.total <= elements.most || count < 2) {
+        return false;
+    }
+    stack->erase(first_argument, stack->end());
+    std::vector<at::Tensor> results;
+    for (std::size_t first = 0, end = 0; first < count; first = end) {
+        std::size_t nbytes = 0;
+        do {
+            nbytes += elements.sizes[end++];
+        } while (end < count && nbytes + elements.sizes[end] <= elements.most);
+        Values part = part_of(given, count, first, end);
+        op.callBoxed(&part); // comes by here again
+        for (const c10::IValue &made : part) {
+            for (const at::Tensor &each : made.toTensorVector()) {
+                results.push_back(each);
+            }
+        }
+    }
+    if (!op.schema().returns().empty()) {
+        stack->emplace_back(std::move(results));
+    }
+    return true;
+}
+
 void trap(const c10::OperatorHandle &op, c10::DispatchKeySet keyset, torch::jit::Stack *stack) {
-    HeldUses uses;
     const Kind &kind = kind_of(op);
+    if (kind.is_each && run_in_parts(op, stack)) {
+        return;
+    }
+    HeldUses uses;
     const auto &arguments = op.schema().arguments();
     std::size_t first = stack->size() - arguments.size();
     for (std::size_t i = 0; i < arguments.size(); i++) {

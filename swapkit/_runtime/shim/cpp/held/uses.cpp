@@ -27,6 +27,8 @@ std::unordered_map<const c10::StorageImpl *,
 static constexpr std::size_t out_of_turn = 64;
 // Without steps, so many uses in a row are taken for one.
 static constexpr std::size_t most_uses = 1 << 16;
+// An operator on lists uses this part of a mover's watermark at once.
+static constexpr std::size_t parts = 8;
 
 Held *find_held(const c10::StorageImpl *storage) {
     auto found = held_table.find(storage);
@@ -186,6 +188,15 @@ void HeldUses::keep() {
         each->is_kept = true;
         each->is_sealed = false;
     }
+}
+
+std::size_t held_most_bytes(const c10::TensorImpl &tensor) {
+    if (!is_trapped(tensor) || !tensor.has_storage()) {
+        return 0;
+    }
+    std::lock_guard guard(held_lock);
+    const Held *held = find_held(tensor.unsafe_storage().unsafeGetStorageImpl());
+    return held == nullptr ? 0 : held->group->mover->watermark_bytes / parts;
 }
 
 bool held_aliased(const c10::TensorImpl *alias) {
