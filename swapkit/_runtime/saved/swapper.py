@@ -27,7 +27,7 @@ from swapkit._runtime.saved.weights import hold_weights, list_weights
 from swapkit._runtime.shim.types import Mover, Packer, Placement, SavedTensor, StorageGroup
 from swapkit._runtime.torch_compat.internals import NO_TASK, base_of, engine, graph_task
 from swapkit._runtime.torch_compat.isolation import hidden, untraced
-from swapkit._runtime.torch_compat.reported_calls import lists
+from swapkit._runtime.torch_compat.reported_calls import BY_ADDRESS
 from swapkit._runtime.torch_compat.wrappers import graph_of
 from swapkit.ir.plans import Action
 
@@ -110,7 +110,8 @@ class Swapper:
 
     def hold_weights(self, model: torch.nn.Module) -> None:
         """Let the weights of a model leave the device between two uses."""
-        lists.add(self)
+        for method in BY_ADDRESS:
+            method.add(self)
         # As that of optimizers, this memory is not what the program keeps by mistake.
         self.mover.held_tag = self._tracker.tag_named("weights") | TAG_OPTIMIZER
         weights = list_weights(model)
@@ -122,10 +123,9 @@ class Swapper:
         """Bring the weights back, as far as there is room."""
         with self._lock, hidden():
             self.mover.end_held()
-        lists.remove(self)
-        for each in self.trained():
-            if isinstance(each, torch.nn.Module):
-                self._unmark(each)
+        for method in BY_ADDRESS:
+            method.remove(self)
+        self.weights_ended()
 
     def _unmark(self, model: torch.nn.Module) -> None:
         """Take the mark from weights that do not leave, or not any more."""
@@ -148,6 +148,13 @@ class Swapper:
             self.events.stand_by(is_on)
 
     # ---- for the mover --------------------------------------------------------------------------
+
+    @untraced
+    def weights_ended(self) -> None:
+        """Take the mark from weights that do not leave any more."""
+        for each in self.trained():
+            if isinstance(each, torch.nn.Module):
+                self._unmark(each)
 
     @untraced
     def other_mover(self, device_type: int, index: int) -> Mover | None:

@@ -144,6 +144,9 @@ NO_LIMIT = 2**64 - 1  # for byte limits of a mover
 class MoverPolicy(Protocol):
     """The functions of its owner that a mover calls, with the lock held."""
 
+    def weights_ended(self) -> None:
+        """Take the mark from weights that do not leave any more. Without the lock."""
+
     def other_mover(self, device_type: int, index: int, /) -> Mover | None:
         """Return the mover of another device whose tensors are saved here, if it has one."""
 

@@ -119,6 +119,7 @@ __all__ = [
     "is_tracing",
     "is_zero_tensor",
     "keeps_graph",
+    "key_names",
     "keys_to_fall_through",
     "mode_at",
     "mode_of_kind",
@@ -194,6 +195,8 @@ weak_storage: Callable[[torch.UntypedStorage], int] = methodcaller("_weak_ref")
 # else the storage may be freed while the object lives.
 fix_weak_storage: Callable[[torch.UntypedStorage], None] = methodcaller("_fix_weakref")
 is_zero_tensor: Callable[[torch.Tensor], bool] = torch.Tensor._is_zerotensor
+# The names of a tensor's dispatch keys, as text.
+key_names: Callable[[torch.Tensor], str] = torch._C._dispatch_key_set
 is_cow: Callable[[torch.Tensor], bool] = torch._C._is_cow_tensor  # type: ignore[attr-defined]
 base_of: Callable[[torch.Tensor], torch.Tensor | None] = attrgetter("_base")
 version_of: Callable[[torch.Tensor], int] = attrgetter("_version")

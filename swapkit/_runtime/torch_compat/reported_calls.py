@@ -112,25 +112,41 @@ def _make(plain: Any) -> Callable[..., Any]:  # noqa: ANN401 - torch's method
 
 waits: ReplacedMethod[WaitListener] = ReplacedMethod(work_class, "wait", _make)
 
-# ---- lists of numbers ----------------------------------------------------------------------------
+# ---- methods of weights --------------------------------------------------------------------------
 #
-# `tolist`, which also prints a tensor, reads the memory of a tensor on the CPU by its address. That
-# of a weight that may leave the device raises an error then: a copy is read in its place.
+# Methods that torch refuses for a weight that may leave the device: `tolist`, which also prints a
+# tensor, reads memory on the CPU by its address; `new` and `new_tensor` do not know the weight's
+# dispatch key. They run on a tensor that stands for the weight.
 
 
-def _make_tolist(plain: Any) -> Callable[..., Any]:  # noqa: ANN401 - torch's method
-    @untraced
-    def tolist(self: torch.Tensor) -> Any:  # noqa: ANN401 - torch's
-        try:
-            return plain(self)
-        except RuntimeError:
-            return plain(self.detach().clone())
+def _with(stand_in: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any], Callable[..., Any]]:
+    def make(plain: Any) -> Callable[..., Any]:  # noqa: ANN401 - torch's method
+        @untraced
+        def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - torch's
+            try:
+                return plain(self, *args, **kwargs)
+            except RuntimeError:
+                return plain(stand_in(self), *args, **kwargs)
 
-    return tolist
+        return method
+
+    return make
 
 
-# Listeners are only who needs it.
-lists: ReplacedMethod[object] = ReplacedMethod(lambda: torch.Tensor, "tolist", _make_tolist)
+def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone()
+
+
+def _empty_like(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+
+
+# Listeners are only who needs them.
+BY_ADDRESS: tuple[ReplacedMethod[object], ...] = (
+    ReplacedMethod(lambda: torch.Tensor, "tolist", _with(_copy_of)),
+    ReplacedMethod(lambda: torch.Tensor, "new", _with(_empty_like)),
+    ReplacedMethod(lambda: torch.Tensor, "new_tensor", _with(_empty_like)),
+)
 
 # ---- resized storages ----------------------------------------------------------------------------
 #

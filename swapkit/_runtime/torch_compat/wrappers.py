@@ -10,7 +10,12 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 from torch.autograd.function import BackwardCFunction
 
-from swapkit._runtime.torch_compat.internals import base_of, innermost_transform, version_of
+from swapkit._runtime.torch_compat.internals import (
+    base_of,
+    innermost_transform,
+    key_names,
+    version_of,
+)
 from swapkit._runtime.torch_compat.isolation import hidden, untraced
 
 # ---- plain tensors -------------------------------------------------------------------------------
@@ -25,9 +30,15 @@ def is_plain(value: object) -> TypeGuard[torch.Tensor]:
     return isinstance(value, KINDS) and type(value) in KINDS and value.layout is torch.strided
 
 
+def may_leave(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is of a weight that leaves the device between two uses."""
+    names = key_names(tensor)
+    return "DeferredInit" in names or "GenericWrapper" in names
+
+
 def has_bytes(value: object) -> TypeGuard[torch.Tensor]:
-    """Return whether a value is a plain tensor whose storage has memory."""
-    if not is_plain(value) or value.device.type == "meta":
+    """Return whether a value is a plain tensor whose storage has memory, which may be read."""
+    if not is_plain(value) or value.device.type == "meta" or may_leave(value):
         return False
     try:
         storage = value.untyped_storage()

@@ -24,19 +24,6 @@ struct Keys : c10::TensorImpl {
 
 // ---- leaving ------------------------------------------------------------------------------------
 
-// Return whether nobody else holds a storage that is here. Torch makes a storage fixed in size if a
-// numpy array has its memory. The lock and the GIL are held.
-bool is_ours(const Held *held) {
-    c10::StorageImpl *storage = held->group->storage;
-    auto found = held_aliases.find(storage);
-    std::size_t known =
-        1 + held->tensors.size() + (found == held_aliases.end() ? 0 : found->second.size());
-    for (const c10::TensorImpl *each : held->tensors) {
-        known -= found != held_aliases.end() && found->second.count(each) != 0 ? 1 : 0;
-    }
-    return storage->resizable() && count_holders(storage) == known;
-}
-
 void stay(Held *held) {
     std::lock_guard guard(held_lock);
     held->is_here = true;
@@ -50,7 +37,7 @@ int begin_leaving(Mover *mover, Held *held) {
     c10::SmallVector<std::int64_t, 2> streams;
     {
         std::lock_guard guard(held_lock);
-        if (!held->is_here || held->pins != 0 || held->is_kept || !is_ours(held)) {
+        if (!held->is_here || held->pins != 0 || held->is_kept) {
             return 0;
         }
         held->is_here = false; // an operator that comes now waits for the runtime's lock
@@ -351,6 +338,23 @@ int hold(Mover *mover, PyObject *tensor, PyObject *placement) {
     return 1;
 }
 
+namespace {
+
+// Return whether nobody else holds a storage that is here. Torch makes a storage fixed in size if a
+// numpy array has its memory. The lock and the GIL are held.
+bool is_ours(const Held *held) {
+    c10::StorageImpl *storage = held->group->storage;
+    auto found = held_aliases.find(storage);
+    std::size_t known =
+        1 + held->tensors.size() + (found == held_aliases.end() ? 0 : found->second.size());
+    for (const c10::TensorImpl *each : held->tensors) {
+        known -= found != held_aliases.end() && found->second.count(each) != 0 ? 1 : 0;
+    }
+    return storage->resizable() && count_holders(storage) == known;
+}
+
+} // namespace
+
 void held_begin(Mover *mover) {
     for (Held *each : std::vector<Held *>(mover->books->held.all)) {
         {
@@ -459,7 +463,7 @@ Ref<> held_bytes(Mover *mover) {
         std::lock_guard guard(held_lock);
         if (each->is_here) {
             here += each->group->nbytes;
-            kept += each->is_kept || !is_ours(each) ? each->group->nbytes : 0;
+            kept += each->is_kept ? each->group->nbytes : 0;
         }
     }
     return Ref<>::steal(Py_BuildValue("(KKKK)", all, here, kept,

@@ -7,8 +7,9 @@
 //
 // The bytes move as those of saved tensors do, in a group (`saved_tensors.hpp`) that is on no
 // agenda: operators bring it, and a rescue lets it go, farthest next use first, by the order of
-// uses in the last step. Only a storage leaves that nothing else holds: code that reads memory by
-// its address holds the storage in some other way.
+// uses in the last step. A storage is held that only known tensors view. From then on all views
+// have the key, and reading the address raises torch's error while no operator runs with the
+// storage.
 //
 // `held_lock` guards what operators read and write here, on any thread, without the GIL; no other
 // lock is taken while it is held. All else needs the GIL and the runtime's lock.

@@ -45,7 +45,9 @@ Access find_access(const c10::OperatorHandle &op) {
     for (DispatchKey device : devices) {
         has_own = has_own || op.hasKernelForDispatchKey(device);
     }
-    return !has_own && op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)
+    bool is_torchs = op.schema().name().rfind("aten::", 0) == 0;
+    return is_torchs && !has_own &&
+                   op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)
                ? Access::numbers
                : Access::all;
 }

@@ -133,6 +133,7 @@ void end_over() {
                 (void)forget_held(mover.get(), each);
             }
         }
+        (void)call_method<"weights_ended">(mover->policy);
     }
     PyErr_Clear();
 }
