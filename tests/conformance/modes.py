@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from swapkit._runtime.shim.types import SavedTensor
     from tests.programs import Evict
 
-PLACEMENT = Placement(Action.AUTO, min_bytes=1)
 Opener: TypeAlias = "Callable[[], AbstractContextManager[Evict]]"
 
 EVERYTHING = 1 << 40
@@ -215,14 +214,15 @@ def settle() -> None:
 
 
 @contextmanager
-def holding() -> Iterator[None]:
+def holding(min_bytes: int) -> Iterator[None]:
     """Hold each leaf and each weight that is made, in the thread's innermost session."""
     swapper = thread_state.sessions[-1]
+    placement = Placement(Action.AUTO, min_bytes=min_bytes)
 
     def hold(tensor: torch.Tensor | None) -> None:
         if tensor is not None and type(tensor) in KINDS:
             with swapper.shared.lock:
-                swapper.mover.hold(tensor, PLACEMENT)
+                swapper.mover.hold(tensor, placement)
                 swapper.mover.begin_held()
 
     hooks = (
@@ -367,10 +367,10 @@ def rescue_at_random(host_limit: str | None = None) -> Iterator[Evict]:
 
 
 @contextmanager
-def hold_everything() -> Iterator[Evict]:
+def hold_everything(min_bytes: int = MIN_BYTES) -> Iterator[Evict]:
     """Hold all leaves and weights of programs, too; like saved tensors, they leave."""
     install()
-    with swapkit.budget(BUDGET, device=DEVICE, policy="rescue") as session, holding():
+    with swapkit.budget(BUDGET, device=DEVICE, policy="rescue") as session, holding(min_bytes):
         yield lambda: session.rescue(EVERYTHING)
 
 

@@ -23,7 +23,7 @@ from tests.conformance.database import (
     run_case,
     runs_plainly,
 )
-from tests.conformance.modes import BUDGET, find_mode
+from tests.conformance.modes import BUDGET, find_mode, hold_everything
 from tests.conformance.test_operator_choices import marked
 from tests.support.operators import Calls
 from tests.support.stateful import RecomputeAll
@@ -68,6 +68,8 @@ in_modes = pytest.mark.parametrize(
 
 def scope(mode: str) -> AbstractContextManager[Evict]:
     """Enter a mode: saved tensors move, or all operators are chosen."""
+    if mode == "hold_everything":
+        return hold_everything(min_bytes=1)
     return find_mode(mode).open() if mode in MOVED else marked(mode)
 
 
