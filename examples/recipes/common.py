@@ -73,6 +73,11 @@ def estimate(options: argparse.Namespace, make_training: MakeTraining, device: s
     """Return what a step needs on a device that is not here, from tensors without memory."""
     with torch.device("meta"):
         training = make_training(options, torch.device("meta"))
+    return estimate_step(training, options, device)
+
+
+def estimate_step(training: Training, options: argparse.Namespace, device: str) -> Estimate:
+    """Return what a step of a training without memory needs on a device that is not here."""
     return swapkit.estimate(
         training.step,
         training.model,

@@ -23,7 +23,7 @@ from unittest import mock
 import finetune
 import torch
 import torch.distributed as dist
-from common import Training, main
+from common import Training, estimate_step, main
 from torch._subclasses import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
@@ -64,13 +64,7 @@ def estimate(options: argparse.Namespace, device: str) -> Estimate:
         with mock.patch.dict(os.environ, on_machine), FakeTensorMode():
             training = make_training(mesh, options, torch.device("cpu"))
             training.step()  # makes the optimizer's states
-            return swapkit.estimate(
-                training.step,
-                training.model,
-                training.optimizer,
-                hardware=device,
-                budget=options.budget,
-            )
+            return estimate_step(training, options, device)
     finally:
         dist.destroy_process_group()
 

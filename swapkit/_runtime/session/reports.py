@@ -98,7 +98,7 @@ def explain_placed(swapper: Swapper) -> list[str]:
     all_bytes, here_bytes, kept_bytes, late = swapper.mover.held
     if not all_bytes:
         return places
-    kept = f"; {format_bytes(kept_bytes)} stay: the program holds them elsewhere, too"
+    kept = f"; {format_bytes(kept_bytes)} stay: a collective has used them"
     return [
         f"weights: {format_bytes(all_bytes)} leave the device between two uses, "
         f"{format_bytes(here_bytes)} are on it now; {late} uses waited"

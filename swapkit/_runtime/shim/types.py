@@ -394,11 +394,8 @@ class Mover(Protocol):
     def end_held_step(self) -> None:
         """Note that a step has ended: the next one is expected to use them in the same order."""
 
-    def end_held(self) -> int:
-        """Bring held storages back, and hold them no more.
-
-        Return the number of those that found no room: operators bring them.
-        """
+    def end_held(self) -> None:
+        """Bring held storages back, and hold them no more. Operators bring what finds no room."""
 
     def release_done(self, is_end: bool, /) -> None:  # noqa: FBT001 - in C++
         """Release groups whose copies are done. `is_end`: also send groups that wait for saves."""

@@ -30,7 +30,7 @@ void stay(Held *held) {
     seal(held, held->pins == 0);
 }
 
-// Start copying a storage out, if nothing else holds it. 0: it stays; -1: an exception is set.
+// Start copying a storage out, if no operator runs with it. 0: it stays; -1: an exception is set.
 int begin_leaving(Mover *mover, Held *held) {
     Group *group = held->group;
     bool is_written = false;
@@ -144,12 +144,22 @@ int make_room(Mover *mover, const Held *coming, std::size_t distance) {
     return 0;
 }
 
+// Return the last step's uses after the latest one, in order.
+std::vector<Held *> list_next(const HeldOrder &order) {
+    std::lock_guard guard(held_lock); // an operator elsewhere may begin the next order
+    std::vector<Held *> next(order.last);
+    if (!next.empty()) {
+        std::rotate(next.begin(), next.begin() + static_cast<std::ptrdiff_t>(order.at), next.end());
+    }
+    return next;
+}
+
 // Start to bring what is used next, as far as there is room.
 bool look_ahead(Mover *mover) {
-    HeldOrder &order = mover->books->held;
-    std::size_t size = order.last.size(), coming_bytes = 0;
-    for (std::size_t i = 1; i < size && coming_bytes < mover->watermark_bytes / ahead; i++) {
-        Held *held = order.last[(order.at + i) % size];
+    const std::vector<Held *> next = list_next(mover->books->held);
+    std::size_t coming_bytes = 0;
+    for (std::size_t i = 1; i < next.size() && coming_bytes < mover->watermark_bytes / ahead; i++) {
+        Held *held = next[i];
         if (is_here(held)) {
             continue;
         }
@@ -387,7 +397,8 @@ namespace {
 // Start to let storages go, of so many bytes; return those that go. An exception may be set.
 std::vector<Held *> begin_freeing(Mover *mover, std::size_t needed_bytes, bool spares) {
     std::vector<Held *> leaving;
-    std::size_t least = spares ? mover->books->held.last.size() / soon : 0, leaving_bytes = 0;
+    std::size_t least = spares ? list_next(mover->books->held).size() / soon : 0;
+    std::size_t leaving_bytes = 0;
     for (Held *each : list_farthest(mover, least, !spares)) {
         bool is_enough = leaving_bytes >= needed_bytes;
         if (is_enough ||
@@ -436,24 +447,24 @@ void held_end_step(Mover *mover) {
     }
 }
 
-Ref<> held_end(Mover *mover) {
+bool held_end(Mover *mover) {
     HeldOrder &order = mover->books->held;
     order.is_over = true;
     (void)sweep(mover);
     for (Held *each : std::vector<Held *>(order.all)) {
         int started = 1;
         if (group_state(each->group) == SK_GROUP_OUT && !start(mover, each, true, &started)) {
-            return {};
+            return false;
         }
         if (started == 0) {
             continue;
         }
         if (!is_here(each) && !arrive(mover, each)) {
-            return {};
+            return false;
         }
         (void)forget_held(mover, each);
     }
-    return for_python(order.all.size());
+    return true;
 }
 
 Ref<> held_bytes(Mover *mover) {

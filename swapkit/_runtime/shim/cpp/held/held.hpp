@@ -91,9 +91,9 @@ bool unhold(Mover *mover, PyObject *tensor);
 Ref<> held_free(Mover *mover, unsigned long long needed_bytes, bool spares);
 // Note that a step has ended: the next one is expected to use them in the same order.
 void held_end_step(Mover *mover);
-// Bring all of them back as far as there is room, and hold them no more. Return the number of those
-// that are still away: operators bring them. None: an exception is set.
-Ref<> held_end(Mover *mover);
+// Bring all of them back as far as there is room, and hold them no more; operators bring the
+// others. False: an exception is set.
+bool held_end(Mover *mover);
 // Return the bytes of held storages, those of them that are here and that cannot leave, and the
 // number of uses that found the bytes away.
 Ref<> held_bytes(Mover *mover);
