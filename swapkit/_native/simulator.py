@@ -40,6 +40,8 @@ _MEMBERS = {
     "releases": "int32_t[]",
     "uses": "int32_t[]",
     "deaths": "int32_t[]",
+    "tails": "int32_t[]",
+    "is_clean": "bool[]",
     "can_swap": "bool[]",
     "can_recompute": "bool[]",
     "chain_bytes": "int64_t[]",

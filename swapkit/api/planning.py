@@ -14,6 +14,7 @@ from swapkit.errors import InvalidArgument, InvalidType, Unsupported
 from swapkit.ir.checks import check_machine, check_plan
 from swapkit.ir.codec import inside, read_machine, read_trace
 from swapkit.ir.machines import Machine
+from swapkit.ir.passes import divide_weights
 from swapkit.ir.plans import Plan, Schedule
 from swapkit.ir.traces import Trace
 from swapkit.planning.hardware import find_hardware
@@ -33,6 +34,7 @@ def plan(
     machine: Machine | str | os.PathLike[str] | None = None,
     policy: str | Policy = "auto",
     optimizer_states: bool = False,
+    weights: bool = False,
 ) -> Plan:
     """Decide which tensors to keep, swap and recompute so that a recorded step fits a budget.
 
@@ -45,6 +47,9 @@ def plan(
             `"H100"`. None: this machine, measured once and remembered.
         policy: `"auto"`, `"swap"`, `"recompute"`, or an object with `plan(trace, machine)`.
         optimizer_states: whether optimizer states may be swapped too.
+        weights: whether weights that the step does not change may leave while it does not use them,
+            as in a session with a smaller budget than the model. The plan's own trace has a storage
+            for each idle stretch of a weight.
 
     Returns:
         The plan, with a prediction and a lower bound for all plans. Its storages were given
@@ -67,6 +72,8 @@ def plan(
         True
     """
     read = _read_trace(trace)
+    if weights:
+        read = divide_weights(read)
     return make_placed_plan(
         read, find_machine(machine, read, budget), policy, optimizer_states=optimizer_states
     )
@@ -95,6 +102,8 @@ def simulate(
     """
     read = _read_trace(trace)
     _check_plan(plan)
+    if any(each.storage >= len(read.storages) for each in plan.decisions):
+        read = divide_weights(read)
     return run_simulation(read, plan, find_machine(machine, read, plan.budget_bytes))
 
 

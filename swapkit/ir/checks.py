@@ -126,6 +126,11 @@ def _check_continuation(trace: Trace, number: int) -> None:
     if former is None:
         return
     where = f"storages[{number}].continues"
+    if trace.storages[number].birth == BEFORE:
+        last = trace.storages[former] if former < len(trace.storages) else None
+        if last is None or last.death != len(trace.operators):
+            refuse(where, "a storage that is there when the step ends", former)
+        return
     if former >= number:
         refuse(where, f"a storage below {number}", former)
     if trace.storages[former].death != trace.storages[number].birth:

@@ -1,4 +1,4 @@
-"""Storages that several backward passes use, divided into one storage for each idle stretch.
+"""Storages that are idle more than once, divided into one storage for each idle stretch.
 
 `retain_graph`, a gradient penalty and losses that share a trunk run backward more than once in a
 step. Their saved storages are idle between two passes, as between forward and the first pass. A
@@ -8,17 +8,21 @@ the previous storage and begins after the last use of that storage in the earlie
 A pass through the graph of another pass, as for a gradient penalty, uses some saved storages twice:
 first for the nodes of the earlier pass, and much later for the nodes of forward. The time between
 these two uses is such a stretch, too.
+
+A weight that stays as it is may leave wherever the step does not use it: between forward and
+backward, and from its last use in one step to its first use in the next. Its first part continues
+its last part, of the step before.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
 
-from swapkit.ir.traces import BEFORE, Event, Operator, Phase, Storage, Trace
+from swapkit.ir.traces import BEFORE, Event, Kind, Operator, Phase, Storage, Trace
 
 SHORTEST_WITHIN = 8  # operators between two uses in one pass; a shorter gap is not worth a move
 
@@ -34,12 +38,33 @@ def continue_after_passes(trace: Trace) -> Trace:
     divided = _Divided(trace)
     for number, begins in _find_begins(trace, passes).items():
         divided.divide(number, begins)
-    return replace(
-        trace,
-        operators=tuple(divided.operators()),
-        storages=tuple(divided.storages),
-        events=tuple(divided.events()),
-    )
+    return divided.trace()
+
+
+def divide_weights(trace: Trace, movable: Container[int] | None = None) -> Trace:
+    """Return the trace with weights divided that may leave while the step does not use them.
+
+    Args:
+        trace: the step.
+        movable: the storages of weights that may leave; None: all weights that no operator writes.
+    """
+    written = {number for operator in trace.operators for number in operator.writes}
+    uses: dict[int, list[int]] = {
+        number: []
+        for number, each in enumerate(trace.storages)
+        if each.kind is Kind.STATE and each.birth == BEFORE and each.continues is None
+        if each.death == len(trace.operators) and number not in written
+        if movable is None or number in movable
+    }
+    for index, operator in enumerate(trace.operators):
+        for number in uses.keys() & set(operator.reads):
+            uses[number].append(index)
+    divided = _Divided(trace)
+    for number, indexes in uses.items():
+        if indexes:
+            far = (a + 1 for a, b in pairwise(indexes) if b - a > SHORTEST_WITHIN)
+            divided.divide(number, list(far), is_round=True)
+    return divided.trace()
 
 
 def _find_passes(operators: Sequence[Operator]) -> list[range]:
@@ -101,8 +126,11 @@ class _Divided:
         self._parts: dict[int, list[int]] = {}  # by storage: the numbers of its parts in order
         self._begins: dict[int, list[int]] = {}  # by storage: first operators, without part 0
 
-    def divide(self, number: int, begins: list[int]) -> None:
-        """Divide a storage before each operator in `begins`."""
+    def divide(self, number: int, begins: list[int], *, is_round: bool = False) -> None:
+        """Divide a storage before each operator in `begins`.
+
+        `is_round`: the first part continues the last one, of the step before.
+        """
         whole = self.storages[number]
         parts = [number]
         ends = [*begins, whole.death]
@@ -110,7 +138,18 @@ class _Divided:
         for begin, end in zip(begins, ends[1:], strict=True):
             self.storages.append(replace(_cut(whole, begin, end), continues=parts[-1]))
             parts.append(len(self.storages) - 1)
+        if is_round:
+            self.storages[number] = replace(self.storages[number], continues=parts[-1])
         self._parts[number], self._begins[number] = parts, begins
+
+    def trace(self) -> Trace:
+        """Return the trace with the parts."""
+        return replace(
+            self._trace,
+            operators=tuple(self.operators()),
+            storages=tuple(self.storages),
+            events=tuple(self.events()),
+        )
 
     def operators(self) -> Iterator[Operator]:
         """Yield the operators, with the parts that they read and write."""

@@ -66,9 +66,9 @@ class Prediction:
 
     seconds: float
     peak_bytes: int
-    host_peak_bytes: int = 0
+    host_peak_bytes: int = 0  # of copies, except those of weights, which are there all the time
     disk_peak_bytes: int = 0
-    swapped_bytes: int = 0  # copied out, and as many copied back
+    swapped_bytes: int = 0  # copied back, and before that out, except weights
     recompute_seconds: float = 0.0
     stall_seconds: float = 0.0
     # 0: not known. Not in a document: the value belongs to the session that measured it.

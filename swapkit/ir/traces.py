@@ -7,7 +7,8 @@ Without a plan, storage `s` is in memory while the operators `s.birth <= k < s.d
 A storage that autograd saved becomes *idle* after the last operator of a forward that touches it,
 or that runs while forward code still holds its memory. It is idle until the first later operator
 that reads it. Only an idle storage can be swapped or recomputed. A storage that several backward
-passes use is also idle between them; each such stretch is a storage of its own (`passes.py`).
+passes use is also idle between them; each such stretch is a storage of its own (`passes.py`), and
+so is each of a weight that may leave.
 """
 
 from __future__ import annotations
@@ -120,8 +121,10 @@ class Storage:
     # The last operator of forward during which code other than autograd's graph held the storage:
     # dropping it earlier frees nothing. BEFORE: not known to be later than forward's last use.
     held: int = BEFORE
-    # The storage with the same bytes that dies at the birth of this one. A backward pass ends in
-    # between, and a later one needs the bytes again. None: the bytes are not those of another.
+    # The storage with the same bytes that dies at the birth of this one: the bytes are idle in
+    # between. Where the birth is BEFORE, the next step begins with the bytes of that storage, which
+    # is there at the end of this one, or of the storage itself. None: the bytes are not those of
+    # another, or nobody asked.
     continues: int | None = None
 
     def keeps_bytes(self, last_use: int, need: int) -> bool:

@@ -33,6 +33,8 @@ class Item:
     release: int
     use: int
     death: int  # the last operator that runs while it exists
+    tail: int = NEVER  # the operator after a weight's last use, from where it is idle again
+    is_clean: bool = False
     key: tuple[object, ...]  # alike items have equal keys
 
 
@@ -46,11 +48,17 @@ class Touches:
         self.next_read = [NEVER] * count  # the first read after that, in another phase
         self.last_backward = [NEVER] * count  # last operator of a backward pass that read it
         self.first_optimizer = [NEVER] * count
+        self.first_read = [NEVER] * count
+        self.last_read = [NEVER] * count
         self.writers: list[list[int]] = [[] for _ in range(count)]
         self.is_disturbed = [False] * count  # written between `last_forward` and `next_read`
         self.blocks = [block_of(operator.module) for operator in trace.operators]
         self.is_shared = [False] * count  # made in one block and read by forward in another
         for index, operator in enumerate(trace.operators):
+            for storage in operator.reads:
+                self.last_read[storage] = index
+                if self.first_read[storage] == NEVER:
+                    self.first_read[storage] = index
             if operator.phase is Phase.FORWARD:
                 self._note_forward(index)
             else:
@@ -99,6 +107,11 @@ def block_of(module: str) -> str:
     return module[: number.end()] if number else ""
 
 
+def is_weight(storage: Storage) -> bool:
+    """Return whether a storage is a part of a weight that may leave (`ir/passes.py`)."""
+    return storage.kind is Kind.STATE and storage.continues is not None
+
+
 def find_items(touches: Touches, *, optimizer_states: bool, least_bytes: int | None) -> list[Item]:
     """Return the items of a trace, in the order of their storages."""
     items = []
@@ -106,6 +119,8 @@ def find_items(touches: Touches, *, optimizer_states: bool, least_bytes: int | N
         item = None
         if storage.kind is Kind.OPTIMIZER_STATE:
             item = _state_item(touches, number) if optimizer_states else None
+        elif is_weight(storage):
+            item = _weight_item(touches, number)
         elif storage.is_saved and storage.birth != BEFORE:
             item = _saved_item(touches, number)
         if item is not None:
@@ -142,6 +157,27 @@ def _saved_item(touches: Touches, number: int) -> Item | None:
     )
 
 
+def _weight_item(touches: Touches, number: int) -> Item | None:
+    storage = touches.trace.storages[number]
+    assert storage.continues is not None
+    is_first = storage.birth == BEFORE
+    start = NEVER if is_first else storage.birth
+    use = touches.first_read[number]
+    if use <= start:
+        return None
+    return Item(
+        storage=number,
+        birth=max(start, 0),
+        ready=start,
+        release=start,
+        use=use,
+        death=touches.last_read[number],
+        tail=touches.last_read[storage.continues] + 1 if is_first else NEVER,
+        is_clean=True,
+        key=_key_of(touches.trace, storage),
+    )
+
+
 def _state_item(touches: Touches, number: int) -> Item | None:
     storage = touches.trace.storages[number]
     use = touches.first_optimizer[number]
@@ -164,7 +200,7 @@ def _key_of(trace: Trace, storage: Storage) -> tuple[object, ...]:
     key = (storage.kind, _alike(storage.module), storage.index, storage.nbytes)
     if storage.birth == BEFORE:
         return key
-    if storage.continues is not None:
+    if storage.continues is not None and storage.birth != BEFORE:
         return (*_key_of(trace, trace.storages[storage.continues]), "continued")
     maker = trace.operators[storage.birth]
     return (*key, _alike(maker.module), maker.name, maker.occurrence)
@@ -209,6 +245,9 @@ def find_levels(
     births, deaths, sizes = problem.births, problem.deaths, problem.item_bytes
     kept = actions == KEEP
     add(births[kept], deaths[kept], sizes[kept])
+    goes_on = kept & (problem.tails >= 0)
+    ends = np.full(slots, slots - 1, np.int32)
+    add(problem.tails[goes_on], ends[: np.count_nonzero(goes_on)], sizes[goes_on])
     again = actions == RECOMPUTE
     add(births[again], problem.releases[again], sizes[again])
     add(run.needs[again], deaths[again], sizes[again])

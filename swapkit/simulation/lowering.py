@@ -14,7 +14,7 @@ import numpy as np
 
 from swapkit.errors import InvalidArgument
 from swapkit.ir.traces import BEFORE, WAIT, Phase, Trace, is_wait, starts_transfer
-from swapkit.simulation.items import Item, Touches, find_items
+from swapkit.simulation.items import Item, Touches, find_items, is_weight
 from swapkit.simulation.problems import Bytes, Flags, Indexes, Problem
 
 # ---- chains --------------------------------------------------------------------------------------
@@ -106,6 +106,11 @@ class _ChainFinder:
         self._operators = touches.trace.operators
         self._storages = touches.trace.storages
         self._numbers = {item.storage: number for number, item in enumerate(items)}
+        self._next_parts = {  # of weights
+            each.continues: number
+            for number, each in enumerate(self._storages)
+            if is_weight(each) and each.birth != BEFORE
+        }
         self._items = items
         self._has_modules = any(operator.module for operator in self._operators)
 
@@ -116,7 +121,8 @@ class _ChainFinder:
         draft = _Draft(item=item, steps={item.birth}, pending=[item.birth])
         while draft.pending:
             operator = draft.pending.pop()
-            for storage in self._operators[operator].reads:
+            for read in self._operators[operator].reads:
+                storage = self._find_part(read, item.use)
                 is_there = self._is_there(storage, operator, item.use)
                 if not is_there and not self._ask(storage, operator, draft):
                     return None
@@ -132,6 +138,8 @@ class _ChainFinder:
         number = self._numbers.get(storage)
         if number is not None:
             draft.inputs.add(number)
+            if is_weight(self._storages[storage]):
+                return self._items[number].death >= draft.item.use
             return self._can_be_input(self._items[number], operator, draft.item)
         maker = self._storages[storage].birth
         if not self._can_repeat(storage) or maker >= operator or len(draft.steps) >= MOST_STEPS:
@@ -140,6 +148,12 @@ class _ChainFinder:
             draft.steps.add(maker)
             draft.pending.append(maker)
         return True
+
+    def _find_part(self, storage: int, need: int) -> int:
+        """Return the storage that has the same bytes at `need`: another part of a weight."""
+        while self._storages[storage].death <= need and storage in self._next_parts:
+            storage = self._next_parts[storage]
+        return storage
 
     def _can_repeat(self, storage: int) -> bool:
         """Return whether its maker alone writes the storage, and changes no older one."""
@@ -222,9 +236,11 @@ def lower(
     rows, inputs, extra_bytes = _columns_of_chains(find_chains(touches, items))
     steps = {operator: step for step, operator in enumerate(sorted(set(join(*rows))))}
     storages, *lives = _columns(items)
+    tails = _indexes(item.tail for item in items)
     can_recompute = np.array(list(map(bool, rows)), np.bool_)
     transfers = _find_transfers(trace)
     edges = {*boundaries, *transfers, *(each + 1 for both in transfers.items() for each in both)}
+    edges.update(tails[tails >= 0].tolist())
     slots = _Slots(trace, lives, can_recompute, _indexes(edges))
     births, readies, releases, uses, deaths = map(slots.of, lives)
     nbytes = _sizes(trace)
@@ -242,6 +258,8 @@ def lower(
         releases=releases,
         uses=uses,
         deaths=deaths,
+        tails=np.where(tails < len(trace.operators), slots.of(tails), len(slots.starts)),
+        is_clean=np.array([item.is_clean for item in items], np.bool_),
         can_swap=np.ones(len(items), np.bool_),
         can_recompute=can_recompute,
         chain_bytes=np.array(extra_bytes, np.int64),

@@ -13,7 +13,9 @@ import numpy as np
 
 from swapkit.ir.plans import Action, Plan, Schedule, Tier
 from swapkit.ir.traces import Kind, Storage, Trace
+from swapkit.simulation.items import is_weight
 from swapkit.simulation.timeline import lower_for
+from swapkit.simulation.validation.gaps import find_tails
 
 
 class Layer(enum.Enum):
@@ -26,7 +28,7 @@ class Layer(enum.Enum):
     INPUT = "inputs"
     SAVED = "saved tensors"  # that autograd keeps for backward
     TEMPORARY = "temporary"  # all others, and the workspace of operators
-    HOST = "copies on the host"
+    HOST = "copies on the host"  # except those of weights, which are there all the time
     DISK = "copies on the disk"
     PLAIN = "without a plan"  # in use on the device while the same operators run without a plan
 
@@ -166,6 +168,8 @@ def _find_stays(trace: Trace, plan: Plan, schedule: Schedule) -> Iterator[Presen
         yield Presence(Layer.TEMPORARY, starts[at], ends[at], nbytes)
     tiers = {decision.storage: decision.tier for decision in plan.decisions}
     for each in schedule.transfers:
+        if is_weight(trace.storages[each.storage]):
+            continue
         layer = Layer.DISK if tiers[each.storage] is Tier.DISK else Layer.HOST
         nbytes = trace.storages[each.storage].nbytes
         yield Presence(layer, each.out_start, each.in_end, nbytes)
@@ -177,12 +181,13 @@ def _find_stays(trace: Trace, plan: Plan, schedule: Schedule) -> Iterator[Presen
 def _list_storages(trace: Trace, plan: Plan, schedule: Schedule) -> Iterator[Presence]:
     """Yield when each storage is on the device: once, or before and after its gap."""
     gaps = _find_gaps(trace, plan, schedule)
+    tails = find_tails(trace, gaps)
     for number, storage in enumerate(trace.storages):
         if storage.death <= 0:
             continue
         layer = _layer_of(storage)
         start = 0.0 if storage.birth < 0 else schedule.starts[storage.birth]
-        end = schedule.ends[storage.death - 1]
+        end = schedule.ends[tails.get(number, storage.death - 1)]
         goes, comes = gaps.get(number, (end, end))
         if goes >= comes:  # it never goes, or is back before it is gone
             goes = comes = end

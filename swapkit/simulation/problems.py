@@ -8,12 +8,19 @@ final at the end of slot `readies[j]` (-1: from the start). Forward needs it las
 
     births <= readies <= releases < uses <= deaths
 
+A *clean* item has a copy already, which no code changes: a frozen weight's. An item with a tail
+(`tails[j]` is not -1) goes on in the next step, which begins as this one does: a weight, from its
+last use in a step to its first one in the next. Its tail begins after that last use.
+
 In slot k the device holds `slot_bytes[k]`, independent of all decisions, and each item:
 
     kept        from slot births[j] to deaths[j]
     recomputed  from births[j] to releases[j], and from `need` to deaths[j]
     swapped     from births[j] until its copy out is done, no earlier than the end of releases[j];
-                and from the start of its copy back to deaths[j]
+                and from the start of its copy back to deaths[j]; a clean one until the end of
+                releases[j], since it is not copied out
+    with a tail: if kept, also from slot tails[j] to the last one; if swapped, not at the step's
+                start
 
 A slot that waits for a transfer between ranks ends as long after slot `since[k]` as if nothing were
 moved, or later, when the recomputation before it is done: what delays slots in between takes no
@@ -60,6 +67,8 @@ class Problem:
     releases: Indexes
     uses: Indexes
     deaths: Indexes
+    tails: Indexes  # K: the step ends with the item's last use
+    is_clean: Flags
     can_swap: Flags
     can_recompute: Flags
     chain_bytes: Bytes

@@ -15,7 +15,7 @@ from swapkit.ir.machines import Machine
 from swapkit.ir.plans import Action, Decision, Plan, Prediction, Schedule, Tier
 from swapkit.ir.traces import Trace
 from swapkit.simulation.validation.computing import Demand, Resolver, check_computing, waits
-from swapkit.simulation.validation.gaps import Gap, find_gaps, find_touches
+from swapkit.simulation.validation.gaps import Gap, find_gaps, find_touches, is_streamed
 from swapkit.simulation.validation.memory import Occupation, measure_copies, measure_device
 from swapkit.simulation.validation.transfers import SwappedStorage, check_moves, pair_transfers
 
@@ -185,7 +185,7 @@ def find_violations(
     actions = {number: decision.action for number, decision in moved.items()}
     demand = Resolver(trace, touches, gaps, actions, _find_early(moved)).resolve()
     violations += demand.violations
-    violations += _check_decisions(moved, gaps, demand, machine)
+    violations += _check_decisions(trace, moved, gaps, demand, machine)
     violations += _check_prediction(plan, trace)
     if schedule is None or violations:
         return violations
@@ -207,10 +207,16 @@ def _find_early(moved: Mapping[int, Decision]) -> dict[int, int]:
 
 
 def _check_decisions(
-    moved: Mapping[int, Decision], gaps: Mapping[int, Gap], demand: Demand, machine: Machine
+    trace: Trace,
+    moved: Mapping[int, Decision],
+    gaps: Mapping[int, Gap],
+    demand: Demand,
+    machine: Machine,
 ) -> Iterator[str]:
     """Yield swaps to a missing disk, and releases and prefetches outside of the gap."""
     for number, decision in moved.items():
+        if decision.tier is Tier.DISK and is_streamed(trace.storages[number]):
+            yield f"storage {number}: goes to disk, but is a weight, which has its copy on the host"
         if decision.tier is Tier.DISK and not machine.disk_bytes:
             yield f"storage {number}: goes to disk, but the machine has no disk"
         first, need = gaps[number].last + 1, demand.needs[number]

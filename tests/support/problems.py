@@ -6,6 +6,8 @@ trace = layered_trace(layers=4, seed=3)         machine = machine_for(problem, s
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from swapkit.ir.machines import Machine
@@ -17,13 +19,14 @@ __all__ = ["kept_peak", "layered_trace", "machine_for", "random_actions", "rando
 MIB = 1 << 20
 
 
-def random_problem(seed: int, items: int = 12, *, shuffle: int = 3) -> Problem:
+def random_problem(seed: int, items: int = 12, *, shuffle: int = 3, weights: int = 0) -> Problem:
     """Return a problem with one forward and one backward; items are used in about reverse order.
 
     Args:
         seed: of everything that is drawn.
         items: how many.
         shuffle: by how many slots uses are moved about, and forward uses delayed.
+        weights: how many of them are idle parts of weights, as good as copied out.
     """
     rng = np.random.default_rng(seed)
     nslots = 2 * items + 2
@@ -42,7 +45,7 @@ def random_problem(seed: int, items: int = 12, *, shuffle: int = 3) -> Problem:
         chain, made_from = _random_chain(rng, item, may_be_made_from=bool(may_be_made_from))
         chains.append(chain if can_recompute[item] else [])
         inputs.append(made_from if can_recompute[item] else [])
-    return Problem(
+    problem = Problem(
         slot_seconds=rng.uniform(0.5e-3, 2e-3, nslots),
         slot_bytes=rng.integers(2 * MIB, 6 * MIB, nslots),
         since=np.arange(nslots, dtype=np.int32),
@@ -55,6 +58,8 @@ def random_problem(seed: int, items: int = 12, *, shuffle: int = 3) -> Problem:
         releases=releases.astype(np.int32),
         uses=uses,
         deaths=deaths,
+        tails=np.full(items, -1, np.int32),
+        is_clean=np.zeros(items, np.bool_),
         can_swap=np.ones(items, np.bool_),
         can_recompute=can_recompute,
         chain_bytes=np.where([len(chain) > 1 for chain in chains], MIB, 0).astype(np.int64),
@@ -65,6 +70,37 @@ def random_problem(seed: int, items: int = 12, *, shuffle: int = 3) -> Problem:
         chain_steps=np.array([step for chain in chains for step in chain], np.int32),
         input_starts=_starts(inputs),
         inputs=np.array([other for made_from in inputs for other in made_from], np.int32),
+    )
+    return _with_weights(problem, np.random.default_rng(seed), min(weights, items))
+
+
+def _with_weights(problem: Problem, rng: np.random.Generator, weights: int) -> Problem:
+    """Turn some items into idle parts of weights: every other one goes on in the next step."""
+    nslots = len(problem.slot_bytes)
+    chosen = rng.choice(len(problem.item_bytes), weights, replace=False)
+    parts, rounds = chosen[::2], chosen[1::2]
+    problem.is_clean[chosen] = True
+    problem.can_recompute[chosen] = False
+    problem.own_steps[chosen] = -1
+    problem.readies[parts] = problem.releases[parts] = problem.births[parts]
+    for item in rounds:
+        problem.births[item] = 0
+        problem.readies[item] = problem.releases[item] = -1
+        problem.uses[item] = rng.integers(0, nslots - 1)
+        problem.deaths[item] = rng.integers(problem.uses[item], nslots - 1)
+        problem.tails[item] = rng.integers(problem.deaths[item] + 1, nslots + 1)
+    inputs = np.split(problem.inputs, problem.input_starts[1:-1])
+    chains, froms = [], []
+    for item, made_from in enumerate(inputs):
+        is_weight = item in chosen
+        chains.append([] if is_weight else problem.steps_of(item))
+        froms.append([other for other in made_from if not is_weight and other not in rounds])
+    return replace(
+        problem,
+        chain_starts=_starts(chains),
+        chain_steps=np.array([step for chain in chains for step in chain], np.int32),
+        input_starts=_starts(froms),
+        inputs=np.array([other for row in froms for other in row], np.int32),
     )
 
 
@@ -85,6 +121,8 @@ def kept_peak(problem: Problem) -> int:
         problem.births, problem.deaths, problem.item_bytes, strict=True
     ):
         level[birth : death + 1] += nbytes
+    for tail, nbytes in zip(problem.tails, problem.item_bytes, strict=True):
+        level[tail if tail >= 0 else len(level) :] += nbytes
     return int(level.max())
 
 
@@ -106,4 +144,5 @@ def random_actions(problem: Problem, seed: int, *, disk: bool = False) -> np.nda
     rng = np.random.default_rng(seed)
     actions = rng.integers(0, 4 if disk else 3, len(problem.item_bytes)).astype(np.int8)
     actions[(actions == 2) & ~problem.can_recompute] = 1
+    actions[(actions == 3) & problem.is_clean] = 1
     return actions

@@ -17,6 +17,8 @@
  *     out, as soon as its memory fits; it takes the memory when it starts. Ahead of its need a copy
  *     starts in its *prefetch* slot or later, and takes no memory that the slot which waits to
  *     begin would need.
+ *   - An item that is *clean* has a copy already, outside of the room counted here: it is not copied
+ *     out, and its memory is free when slot `releases` has ended.
  *
  * Between slots k - 1 and k the lesser of their `slot_bytes` counts as in use.
  *
@@ -39,6 +41,11 @@ typedef struct sk_plan_problem {
     const int32_t *releases;
     const int32_t *uses;
     const int32_t *deaths;
+    /* The slot from which a kept item is there again, until the step's end (nslots: in none), since
+     * the next step begins with it; swapped, it is not there when the step begins, either. -1: the
+     * item does not go on in the next step. */
+    const int32_t *tails;
+    const bool *is_clean;
     const bool *can_swap;
     const bool *can_recompute;
     const int64_t *chain_bytes;

@@ -27,6 +27,7 @@ from swapkit.simulation.problems import Flags, Floats, Problem
 #   A(h) = max(0, h - hidden before k) * seconds per byte out,  B(h): the same after k, and back
 #
 # because items gone at k are recomputed after k, which may hide copies back, but not copies out.
+# Clean items count as gone at no cost.
 
 _PEAKS = 16  # number of boundaries to examine, those with the most bytes alive
 
@@ -57,7 +58,11 @@ class _Boundary:
         self._problem = problem
         self._machine = machine
         self._slot = k
-        idle = (problem.releases < k) & (k < problem.uses)
+        gone = (problem.releases < k) & (k < problem.uses)
+        gone |= (problem.tails >= 0) & (problem.tails <= k)
+        idle = gone & ~problem.is_clean
+        clean = gone & problem.is_clean & problem.can_swap
+        self._clean_bytes = float(np.sum(problem.item_bytes[clean]))
         remade = idle & problem.can_recompute
         order = np.argsort(seconds[remade] / problem.item_bytes[remade], kind="stable")
         self._bytes = np.concatenate(([0.0], np.cumsum(problem.item_bytes[remade][order])))
@@ -66,6 +71,7 @@ class _Boundary:
 
     def added_seconds(self, excess: float) -> float:
         """Return a lower bound of the seconds added to the step."""
+        excess = max(0.0, excess - self._clean_bytes)
         most = min(excess, self._swappable)
         least = max(0.0, excess - self._bytes[-1])
         if least > most:

@@ -26,6 +26,8 @@ Everything is a relaxation of the simulator, so the optimum is a lower bound of 
   the slots from the first possible need to the last one (windows.py). Copies go on meanwhile.
 - *Interference*: during `busy` seconds of a slot a copy runs, and computing progresses at
   1 / (1 + interference) of its speed. Copies need busy seconds or stalls.
+- *Clean* items leave without a copy, and take no room. A tail is freed as long as its item's other
+  stretch is.
 - *Host and disk* hold all bytes that have left until the slot `deaths` has ended.
 - The shares of an item sum to at most one.
 - If the host may be the limit: the step takes at least the host's time for it and for all moves.
@@ -96,6 +98,7 @@ class FluidBuilder:
         self._may_recompute = may_recompute
         self._slots = np.arange(len(problem.slot_seconds), dtype=np.int32)
         self._movable = np.flatnonzero(may_swap).astype(np.int32)
+        self._copied = np.flatnonzero(may_swap & ~problem.is_clean).astype(np.int32)
         self._remakable = np.flatnonzero(may_recompute).astype(np.int32)
         sizes = problem.item_bytes.astype(np.float64)
         self._unit_bytes = max(1.0, float(np.mean(sizes))) if len(sizes) else 1.0
@@ -239,6 +242,9 @@ class FluidBuilder:
     def _put_gone(self, rows: Indexes, items: Indexes, shares: Indexes, leaves: Indexes) -> None:
         self._assembly.add(rows[leaves[items] + 1], shares[items], -self._sizes[items])
         self._assembly.add(rows[self._problem.uses[items]], shares[items], self._sizes[items])
+        tails = self._problem.tails
+        ending = items[(tails[items] >= 0) & (tails[items] < len(rows))]
+        self._assembly.add(rows[tails[ending]], shares[ending], -self._sizes[ending])
 
     # ---- copies --------------------------------------------------------------------------------
 
@@ -258,7 +264,8 @@ class FluidBuilder:
                 machine.disk_read_bytes_per_second,
             ),
         )[: 1 + disk]:
-            may_swap = np.isin(np.arange(len(self._sizes)), self._movable)
+            movable = self._copied if len(self._tiers) else self._movable
+            may_swap = np.isin(np.arange(len(self._sizes)), movable)
             shares = self._columns(len(self._sizes), may_swap, upper=may_swap)
             self._assembly.add(rows, shares, 1.0)
             scale = self._unit_bytes / self._unit_seconds
@@ -314,7 +321,7 @@ class FluidBuilder:
 
     def _add_trails(self) -> None:
         """Let bytes that have just become final leave only in the stall."""
-        items = self._movable
+        items = self._copied
         finals, of = np.unique(self._problem.readies[items] + 1, return_inverse=True)
         rows = self._assembly.rows(len(finals), 0.0, np.inf)
         self._assembly.add(rows, self._stalls[finals], 1.0)
@@ -331,7 +338,7 @@ class FluidBuilder:
         rows = self._assembly.rows(len(self._slots), 0.0, 0.0)
         self._put_change(rows, held, 1.0)
         self._put_out(rows, tier, -1.0)
-        items = self._movable[self._problem.deaths[self._movable] + 1 < len(self._slots)]
+        items = self._copied[self._problem.deaths[self._copied] + 1 < len(self._slots)]
         at = self._problem.deaths[items] + 1
         self._assembly.add(rows[at], tier.shares[items], self._sizes[items])
         self._basic.append(held)
@@ -361,7 +368,7 @@ class FluidBuilder:
     def _put_out(self, rows: Indexes, tier: TierColumns, factor: float) -> None:
         """Add the bytes that leave before each boundary: newly final bytes that do not wait."""
         if factor:
-            items = self._movable
+            items = self._copied
             self._put_change(rows, tier.waiting, -factor)
             at = self._problem.readies[items] + 1
             self._assembly.add(rows[at], tier.shares[items], factor * self._sizes[items])
@@ -380,5 +387,7 @@ def find_alive_bytes(problem: Problem) -> Floats:
     changes = np.zeros(len(problem.slot_bytes) + 1)
     np.add.at(changes, problem.births, problem.item_bytes)
     np.add.at(changes, problem.deaths + 1, -problem.item_bytes)
+    goes_on = problem.tails >= 0
+    np.add.at(changes, problem.tails[goes_on], problem.item_bytes[goes_on])
     alive: Floats = np.cumsum(changes)[:-1] + problem.slot_bytes
     return alive

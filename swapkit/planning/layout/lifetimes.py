@@ -14,9 +14,11 @@ from swapkit._native.layout import MOST_BYTES
 from swapkit.errors import InvalidArgument
 from swapkit.ir.plans import Action, Plan, Schedule, Transfer
 from swapkit.ir.traces import BEFORE, Trace
+from swapkit.simulation.items import is_weight
 from swapkit.simulation.problems import Problem
 from swapkit.simulation.schedules import NEVER, find_event_lives, find_moves
 from swapkit.simulation.timeline import lower_for
+from swapkit.simulation.validation.gaps import find_tails
 from swapkit.units import round_up
 
 Times: TypeAlias = NDArray[np.int64]
@@ -264,10 +266,11 @@ class _Finder:
 
     def storages(self) -> Iterator[_Stay]:
         """Yield the stays of all storages, each storage's in order."""
+        tails = find_tails(self.trace, self.decisions)
         for number, storage in enumerate(self.trace.storages):
             nbytes = round_up(storage.nbytes, self.rounding_bytes)
             birth = _operator(storage.birth)
-            death = _gone(storage.death)
+            death = _gone(tails[number] + 1 if number in tails else storage.death)
             if number not in self.decisions:
                 pieces = [(birth, death)]
             elif self.decisions[number].action is Action.SWAP:
@@ -289,6 +292,8 @@ class _Finder:
             gone = _gone(goes) if self.trace.events else max(gone, _gone(goes))
         if comes != NEVER:
             back = _gone(comes)
+        if is_weight(self.trace.storages[number]) and birth == _operator(BEFORE):
+            return [(back, death)]
         # Never before its last use in forward, also where operators take no time.
         gone = max(gone, _gone(self._release_of(number)))
         return [(birth, gone), (back, death)] if gone < back else [(birth, death)]

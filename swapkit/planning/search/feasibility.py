@@ -101,6 +101,8 @@ class _Shrinker:
         leaves = np.where(actions == KEEP, problem.deaths, problem.releases)
         np.add.at(changes, problem.births, problem.item_bytes)
         np.subtract.at(changes, np.maximum(leaves + 1, problem.births), problem.item_bytes)
+        goes_on = (actions == KEEP) & (problem.tails >= 0)
+        np.add.at(changes, problem.tails[goes_on], problem.item_bytes[goes_on])
         moved = np.flatnonzero(actions != KEEP)
         np.add.at(changes, needs[moved], problem.item_bytes[moved])
         np.subtract.at(changes, problem.deaths[moved] + 1, problem.item_bytes[moved])
@@ -130,7 +132,7 @@ class _Shrinker:
         """Return the most bytes of chosen items that are away at the same time."""
         problem = self._problem
         changes = np.zeros(len(problem.slot_seconds) + 2, np.int64)
-        items = np.flatnonzero(chosen)
+        items = np.flatnonzero(chosen & ~problem.is_clean)
         np.add.at(changes, np.maximum(problem.readies[items], 0), problem.item_bytes[items])
         np.subtract.at(changes, problem.deaths[items] + 1, problem.item_bytes[items])
         return int(np.cumsum(changes).max())

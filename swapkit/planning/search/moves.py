@@ -162,7 +162,7 @@ class Rounder:
         held = np.zeros(len(problem.slot_seconds) + 2, np.int64)
         order = np.argsort(problem.births - problem.deaths, kind="stable")  # the longest away first
         for item in order[::-1]:
-            if actions[item] not in {SWAP, SWAP_TO_DISK}:
+            if actions[item] not in {SWAP, SWAP_TO_DISK} or problem.is_clean[item]:
                 continue
             span = slice(max(int(problem.readies[item]), 0), int(problem.deaths[item]) + 1)
             held[span] += problem.item_bytes[item]
@@ -351,9 +351,12 @@ def list_choices(problem: Problem, machine: Machine) -> list[tuple[int, ...]]:
         (SWAP, SWAP_TO_DISK) if machine.disk_bytes and machine.host_bytes is not None else (SWAP,)
     )
     return [
-        (KEEP,) + places * can_swap + (RECOMPUTE,) * can_recompute
-        for can_swap, can_recompute in zip(
-            problem.can_swap.tolist(), problem.can_recompute.tolist(), strict=True
+        (KEEP,) + (places[:1] if is_clean else places) * can_swap + (RECOMPUTE,) * can_recompute
+        for can_swap, is_clean, can_recompute in zip(
+            problem.can_swap.tolist(),
+            problem.is_clean.tolist(),
+            problem.can_recompute.tolist(),
+            strict=True,
         )
     ]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from swapkit.ir.machines import Machine
 from swapkit.ir.plans import Action, Schedule
 from swapkit.ir.traces import BEFORE, Phase, Trace, is_wait, starts_transfer
-from swapkit.simulation.validation.gaps import Gap, Touch
+from swapkit.simulation.validation.gaps import Gap, Touch, find_part
 
 # ---- computing -----------------------------------------------------------------------------------
 #
@@ -234,6 +234,7 @@ class Resolver:
 
     def _is_missing(self, storage: int, step: int, need: int, use: int) -> bool:
         """Return whether `storage` must be made again for `step`; if not, require it by `need`."""
+        storage = find_part(self.trace, storage, use)
         about = self.trace.storages[storage]
         where = f"operator {step}, when rerun before operator {need}, reads storage {storage}"
         if any(touch.is_write and step <= touch.operator < need for touch in self.touches[storage]):

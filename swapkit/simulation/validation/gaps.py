@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 
 from swapkit.ir.traces import BEFORE, EventKind, Kind, Phase, Storage, Trace
@@ -53,6 +54,8 @@ def find_gaps(trace: Trace, touches: list[list[Touch]]) -> dict[int, Gap]:
     for number, storage in enumerate(trace.storages):
         if storage.kind is Kind.OPTIMIZER_STATE and storage.birth == BEFORE:
             gap = _find_first_use(touches[number])
+        elif is_streamed(storage):
+            gap = _find_fetch(storage, touches[number])
         elif storage.is_saved:
             gap = _find_idle_time(storage, touches[number])
         else:
@@ -61,6 +64,46 @@ def find_gaps(trace: Trace, touches: list[list[Touch]]) -> dict[int, Gap]:
         if gap is not None and gap.final < saved_at.get(number, gap.need):
             gaps[number] = gap
     return gaps
+
+
+def is_streamed(storage: Storage) -> bool:
+    """Return whether a storage is a weight, or a part of one, that has a copy all the time."""
+    return storage.kind is Kind.STATE and storage.continues is not None
+
+
+def find_tails(trace: Trace, moved: Container[int]) -> dict[int, int]:
+    """Return the last touches of weights that are not there when the next step begins.
+
+    By the storage that each of them is when the step ends.
+    """
+    ends = {
+        each.continues
+        for number, each in enumerate(trace.storages)
+        if is_streamed(each) and each.birth == BEFORE and number in moved
+    }
+    return {
+        number: index
+        for index, operator in enumerate(trace.operators)
+        for number in ends & set(operator.reads)
+    }
+
+
+def find_part(trace: Trace, storage: int, operator: int) -> int:
+    """Return the part of a weight that is there at an operator; of others, the storage itself."""
+    if not is_streamed(trace.storages[storage]):
+        return storage
+    for number, each in enumerate(trace.storages[storage + 1 :], storage + 1):
+        if each.continues == storage and trace.storages[storage].death <= operator:
+            storage = number
+    return storage
+
+
+def _find_fetch(storage: Storage, touches: list[Touch]) -> Gap | None:
+    """Return the gap from the birth of a part of a weight to its first use."""
+    if not touches or any(each.is_write for each in touches):
+        return None
+    need = touches[0].operator
+    return Gap(final=storage.birth, last=storage.birth, need=need) if storage.birth < need else None
 
 
 def _find_first_saves(trace: Trace) -> dict[int, int]:

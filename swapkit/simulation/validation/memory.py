@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from swapkit.ir.plans import Action, Schedule, Tier
 from swapkit.ir.traces import Trace
 from swapkit.simulation.validation.computing import Demand
+from swapkit.simulation.validation.gaps import find_tails
 from swapkit.simulation.validation.transfers import SwappedStorage
 
 
@@ -85,9 +86,10 @@ def _sum_settled(trace: Trace, demand: Demand) -> list[int]:
     """Return the bytes in each window that do not depend on the times of copies."""
     ledger = _Ledger(2 * len(trace.operators))
     ledger.add(0, 2 * len(trace.operators) - 1, trace.base_bytes)
+    tails = find_tails(trace, demand.actions)
     for number, storage in enumerate(trace.storages):
         first = max(2 * storage.birth + 1, 0)
-        last = 2 * storage.death - 1
+        last = 2 * tails.get(number, storage.death - 1) + 1
         if number in demand.actions:
             ledger.add(first, 2 * demand.gaps[number].last + 1, storage.nbytes)
             first = 2 * demand.needs[number] + 1
@@ -201,7 +203,7 @@ def _find_cuts(trace: Trace, demand: Demand) -> set[int]:
             demand.needs[number],
             storage.death,
         }
-    return cuts
+    return cuts | {last + 1 for last in find_tails(trace, demand.actions).values()}
 
 
 def measure_copies(
@@ -213,7 +215,7 @@ def measure_copies(
     """
     least, most = [], []
     for move in moves:
-        if move.decision.tier is tier:
+        if move.decision.tier is tier and not move.is_clean:
             start, end = move.transfer.out_start, move.transfer.in_end
             least += [(start + tolerance, move.nbytes), (end - tolerance, -move.nbytes)]
             most += [(start - tolerance, move.nbytes), (move.gone_at + tolerance, -move.nbytes)]

@@ -10,7 +10,7 @@ from swapkit.ir.machines import Machine
 from swapkit.ir.plans import Decision, Schedule, Tier, Transfer
 from swapkit.ir.traces import Trace
 from swapkit.simulation.validation.computing import Demand, Span, overlap
-from swapkit.simulation.validation.gaps import Gap
+from swapkit.simulation.validation.gaps import Gap, is_streamed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +26,7 @@ class SwappedStorage:
     gap: Gap
     need: int
     gone_at: float
+    is_clean: bool  # it is not copied out
 
 
 def pair_transfers(
@@ -52,6 +53,7 @@ def pair_transfers(
                 gap=demand.gaps[transfer.storage],
                 need=demand.needs[transfer.storage],
                 gone_at=schedule.ends[trace.storages[transfer.storage].death - 1],
+                is_clean=is_streamed(trace.storages[transfer.storage]),
             )
         )
     violations += [f"storage {storage}: is swapped, but has no transfer" for storage in missing]
@@ -65,7 +67,11 @@ def check_moves(
     for move in moves:
         yield from _check_order(move, schedule, tolerance)
     ways = {
-        "out": [(each.transfer.out_start, each.transfer.out_end, each) for each in moves],
+        "out": [
+            (each.transfer.out_start, each.transfer.out_end, each)
+            for each in moves
+            if not each.is_clean
+        ],
         "back": [(each.transfer.in_start, each.transfer.in_end, each) for each in moves],
     }
     for way, other in (("out", "back"), ("back", "out")):

@@ -20,7 +20,7 @@ def draw_case(seed: int, most_items: int) -> tuple[Problem, Machine, np.random.G
     """Return a problem, and a machine whose links, host and disk have limits now and then."""
     rng = np.random.default_rng(seed + 1_000_000)
     items = int(rng.integers(2, most_items + 1))
-    problem = random_problem(seed, items=items, shuffle=int(rng.integers(0, 4)))
+    problem = random_problem(seed, items=items, shuffle=int(rng.integers(0, 4)), weights=seed % 5)
     machine = machine_for(problem, rng.uniform(0.3, 1.02), 10 ** rng.uniform(8.7, 10.3))
     return problem, limit(machine, int(problem.item_bytes.sum()), rng), rng
 
@@ -67,7 +67,7 @@ def draw_actions(
             wanted = np.where(swapped, SWAP, np.where(recomputed, RECOMPUTE, KEEP))
             actions = np.where(rng.random(nitems) < 0.1, actions, wanted)
         actions = np.where((actions == RECOMPUTE) & ~problem.can_recompute, KEEP, actions)
-        if machine.disk_bytes == 0:
-            actions = np.where(actions == SWAP_TO_DISK, SWAP, actions)
+        has_no_disk = problem.is_clean | (machine.disk_bytes == 0)
+        actions = np.where((actions == SWAP_TO_DISK) & has_no_disk, SWAP, actions)
         drawn.append(actions.astype(np.int8))
     return drawn

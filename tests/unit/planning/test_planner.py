@@ -8,8 +8,10 @@ from functools import cache
 import numpy as np
 import pytest
 
+import swapkit
 from swapkit.errors import InfeasibleBudget, InvalidArgument, InvalidType
 from swapkit.ir.machines import Machine
+from swapkit.ir.passes import divide_weights
 from swapkit.ir.plans import Action, Decision, Plan
 from swapkit.ir.traces import Kind, Trace
 from swapkit.planning import planner
@@ -27,7 +29,7 @@ from swapkit.simulation.lowering import lower
 from swapkit.simulation.timeline import simulate
 from swapkit.simulation.validator import find_violations
 from tests.support.layers import layered_trace
-from tests.support.problems import kept_peak
+from tests.support.problems import MIB, kept_peak
 from tests.support.random_traces import random_trace
 
 LINK = 4e9
@@ -109,6 +111,39 @@ def test_plan_when_everything_fits_then_empty() -> None:
 
 def test_plan_when_made_twice_then_equal() -> None:
     assert make_plan(trace(), machine_with(0.5)) == make_plan(trace(), machine_with(0.5))
+
+
+@pytest.mark.promise("D1")
+def test_plan_when_weights_may_leave_then_the_budget_may_be_less_than_the_model() -> None:
+    step = layered_trace(12, scale=0.05)
+    storages = (
+        replace(each, nbytes=20 * MIB) if each.kind is Kind.STATE else each
+        for each in step.storages
+    )
+    step = replace(step, storages=tuple(storages))
+    weights = sum(each.nbytes for each in step.storages if each.kind is Kind.STATE)
+    machine = machine_with(1.0, step)
+    least = []
+    for each in (step, divide_weights(step)):
+        with pytest.raises(InfeasibleBudget) as caught:
+            make_plan(each, replace(machine, budget_bytes=1))
+        least.append(caught.value.least_bytes)
+    assert least[0] > weights > 3 * least[1]
+    machine = replace(machine, budget_bytes=weights // 2)
+    plan = swapkit.plan(step, machine=machine, weights=True)
+    assert plan.trace == divide_weights(step)
+    schedule = swapkit.simulate(step, plan, machine=machine)
+    assert find_violations(plan.trace, plan, machine, schedule) == []
+    moved = [plan.trace.storages[each.storage] for each in plan.decisions]
+    streamed = [each for each in moved if each.kind is Kind.STATE]
+    # All copies back are of weights that were gone, and no link carries them out.
+    assert sum(each.nbytes for each in streamed) >= weights // 2
+    out = [each for each in schedule.transfers if each.out_end > each.out_start]
+    assert {each.storage for each in out} == {
+        each.storage
+        for each in plan.decisions
+        if each.action is Action.SWAP and plan.trace.storages[each.storage] not in streamed
+    }
 
 
 def test_plan_when_optimizer_states_may_move_then_less_memory_is_enough() -> None:

@@ -20,7 +20,12 @@ SEEDS = range(60)
 
 def draw(seed: int) -> tuple[Problem, Machine, np.ndarray]:
     rng = np.random.default_rng(seed)
-    problem = random_problem(seed, items=int(rng.integers(1, 40)), shuffle=int(rng.integers(0, 5)))
+    problem = random_problem(
+        seed,
+        items=int(rng.integers(1, 40)),
+        shuffle=int(rng.integers(0, 5)),
+        weights=int(np.random.default_rng(seed).integers(0, 12)) if seed % 2 else 0,
+    )
     machine = replace(
         machine_for(problem, float(rng.uniform(0.3, 1.1)), float(rng.uniform(1e9, 2e10))),
         duplex=float(rng.choice([1.0, 1.4, 2.0])),
@@ -52,6 +57,13 @@ def draw_running(seed: int) -> tuple[Problem, Machine, np.ndarray, Run]:
     raise AssertionError
 
 
+def tail_of(problem: Problem, item: int, result: Run) -> tuple[float, float]:
+    """Return when a kept item is in memory for the next step."""
+    tail, end = int(problem.tails[item]), float(result.slot_ends[-1])
+    is_there = 0 <= tail < len(result.slot_starts)
+    return (float(result.slot_starts[tail]), end) if is_there else (0.0, 0.0)
+
+
 def lives_of(problem: Problem, actions: np.ndarray, result: Run) -> list[list[tuple[float, float]]]:
     """Return when each item is in memory, from the run's times alone."""
     lives = []
@@ -60,7 +72,7 @@ def lives_of(problem: Problem, actions: np.ndarray, result: Run) -> list[list[tu
         birth = 0.0 if before else result.slot_starts[problem.births[item]]
         death = result.slot_ends[problem.deaths[item]]
         if action == KEEP:
-            lives.append([(birth, death)])
+            lives.append([(birth, death), tail_of(problem, item, result)])
         elif action == RECOMPUTE:
             made = result.slot_starts[result.needs[item]]
             lives.append([(birth, result.slot_ends[problem.releases[item]]), (made, death)])
@@ -87,7 +99,7 @@ def peak_of(problem: Problem, actions: np.ndarray, result: Run) -> int:
     lives = [life for both in lives_of(problem, actions, result) for life in both]
     begins = np.array([life[0] for life in lives])
     ends = np.array([life[1] for life in lives])
-    nbytes = np.repeat(problem.item_bytes, [1 if action == KEEP else 2 for action in actions])
+    nbytes = np.repeat(problem.item_bytes, 2)
     peak = 0
     for time in {0.0, *begins.tolist(), *result.slot_starts.tolist()}:
         there = int(nbytes[(begins <= time) & (time < ends)].sum())
@@ -133,11 +145,16 @@ def test_run_when_it_ends_then_times_are_in_order_and_queues_do_one_thing_at_a_t
     assert result.stall_seconds == pytest.approx(waits.sum())
     finals = np.where(problem.readies < 0, 0.0, result.slot_ends[problem.readies])
     assert (result.out_starts >= finals)[swapped].all()
-    assert (result.released >= result.slot_ends[problem.releases])[swapped].all()
+    leaves = np.where(problem.releases < 0, 0.0, result.slot_ends[problem.releases])
+    assert (result.released >= leaves)[swapped].all()
     assert (result.in_starts >= result.released)[swapped].all()
     assert (result.in_ends <= result.slot_starts[result.needs])[swapped].all()
-    for starts, ends in ((result.out_starts, result.out_ends), (result.in_starts, result.in_ends)):
-        order = swapped[np.argsort(starts[swapped], kind="stable")]
+    copied = swapped[~problem.is_clean[swapped]]
+    for moved, starts, ends in (
+        (copied, result.out_starts, result.out_ends),
+        (swapped, result.in_starts, result.in_ends),
+    ):
+        order = moved[np.argsort(starts[moved], kind="stable")]
         assert (ends[order][:-1] <= starts[order][1:]).all()
     assert (result.needs[recomputed] > problem.releases[recomputed]).all()
     host = machine.host_bytes
@@ -149,7 +166,8 @@ def test_run_when_every_item_were_there_at_its_release_slot_then_that_would_not_
     seed: int,
 ) -> None:
     problem, machine, actions, result = draw_running(seed)
-    order = [item for item in np.argsort(problem.readies, kind="stable") if actions[item] % 2 == 1]
+    copied = (actions % 2 == 1) & ~problem.is_clean
+    order = [item for item in np.argsort(problem.readies, kind="stable") if copied[item]]
     lives = lives_of(problem, actions, result)
     held = problem.slot_bytes + chain_bytes_of(problem, actions, result)
     for place, item in enumerate(order):
@@ -176,7 +194,8 @@ def test_run_when_items_go_only_at_their_release_slots_then_every_slot_fits(seed
         for item, spans in enumerate(lives):
             is_in_memory = any(begin <= time < end for begin, end in spans)
             release = result.release_slots[item]
-            is_awaited = actions[item] % 2 == 1 and not 0 <= release <= slot
+            is_copied = actions[item] % 2 == 1 and not problem.is_clean[item]
+            is_awaited = is_copied and not 0 <= release <= slot
             stays = is_awaited and spans[0][0] <= time < spans[1][1]
             there += int(problem.item_bytes[item]) if is_in_memory or stays else 0
         assert there <= machine.budget_bytes

@@ -11,6 +11,7 @@ import pytest
 from swapkit.errors import InfeasibleBudget, PlanMismatch
 from swapkit.ir.checks import check_plan, check_trace
 from swapkit.ir.machines import Machine
+from swapkit.ir.passes import divide_weights
 from swapkit.ir.plans import Action, Decision, Plan, Tier
 from swapkit.simulation.lowering import lower
 from swapkit.simulation.timeline import (
@@ -45,6 +46,8 @@ def draw(seed: int) -> tuple[Trace, Problem, Machine, np.ndarray]:
     )
     if seed % 2:  # then slots have several operators
         trace = replace(trace, storages=tuple(fewer), events=())
+    if seed % 3 == 0:
+        trace = divide_weights(trace)
     problem = lower(trace, optimizer_states=bool(rng.integers(2)))
     machine = replace(
         machine_for(problem, float(rng.uniform(0.5, 1.1)), float(rng.uniform(1e9, 2e10))),

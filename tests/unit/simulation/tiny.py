@@ -31,6 +31,8 @@ class Item:
     chain: tuple[int, ...] = ()
     inputs: tuple[int, ...] = ()
     chain_bytes: int = 0
+    tail: int = -1
+    is_clean: bool = False
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -70,6 +72,8 @@ def make_problem(
         releases=column(items, "release", readies),
         uses=uses,
         deaths=column(items, "death", uses),
+        tails=column(items, "tail"),
+        is_clean=column(items, "is_clean").astype(np.bool_),
         can_swap=np.ones(len(items), np.bool_),
         can_recompute=steps_of >= 0,
         chain_bytes=column(items, "chain_bytes").astype(np.int64),

@@ -115,7 +115,7 @@ static bool take_room(int64_t *taken, int64_t nbytes, int64_t limit, int64_t *pe
 
 static void begin_out(sk__flow *flow) {
     const sk__plan *plan = flow->plan;
-    if (flow->outs_begun > flow->outs_done || flow->outs_begun == plan->nswapped) {
+    if (flow->outs_begun > flow->outs_done || flow->outs_begun == plan->nouts) {
         return;
     }
     int32_t item = plan->outs[flow->outs_begun];
@@ -174,7 +174,7 @@ static bool fits_now(const sk__flow *flow, int32_t item) {
 
 static void begin_in(sk__flow *flow) {
     const sk__plan *plan = flow->plan;
-    if (flow->at_once || flow->ins_begun > flow->ins_done || flow->ins_begun == plan->nswapped ||
+    if (flow->at_once || flow->ins_begun > flow->ins_done || flow->ins_begun == plan->nins ||
         flow->slot == plan->problem->nslots) {
         return;
     }
@@ -259,6 +259,7 @@ static void clear_run(const sk__plan *plan) {
         run->out_starts[item] = run->out_ends[item] = run->released[item] = NAN;
         run->in_starts[item] = run->in_ends[item] = NAN;
         run->release_slots[item] = run->prefetch_slots[item] = -1;
+        plan->gone[item] = plan->problem->releases[item] + 1; /* of those that are dropped */
     }
     run->stall_seconds = 0.0;
     run->peak_bytes = run->host_peak_bytes = run->disk_peak_bytes = 0;
@@ -267,9 +268,14 @@ static void clear_run(const sk__plan *plan) {
 static int64_t bytes_before(const sk__plan *plan) {
     int64_t bytes = 0;
     for (int32_t item = 0; item < plan->problem->nitems; item++) {
-        bytes += sk__is_there_before(plan->problem, item) ? plan->problem->item_bytes[item] : 0;
+        bytes += sk__is_there_before(plan, item) ? plan->problem->item_bytes[item] : 0;
     }
     return bytes;
+}
+
+static double end_of_release(const sk__plan *plan, int32_t item) {
+    int32_t release = plan->problem->releases[item];
+    return release >= 0 ? plan->run->slot_ends[release] : 0.0;
 }
 
 void sk__plan_flow(sk__plan *plan, bool at_once) {
@@ -298,8 +304,14 @@ void sk__plan_flow(sk__plan *plan, bool at_once) {
     run->seconds = flow.slot < nslots ? INFINITY : flow.now;
     for (int32_t place = 0; place < flow.outs_done; place++) {
         int32_t item = plan->outs[place];
-        int32_t release = plan->problem->releases[item];
-        double end = release >= 0 ? run->slot_ends[release] : 0.0;
+        double end = end_of_release(plan, item);
         run->released[item] = end > run->out_ends[item] ? end : run->out_ends[item];
+    }
+    for (int32_t place = 0; place < plan->nins; place++) {
+        int32_t item = plan->ins[place];
+        if (sk__is_dropped(plan, item)) {
+            run->out_starts[item] = run->out_ends[item] = run->released[item] =
+                end_of_release(plan, item);
+        }
     }
 }

@@ -33,12 +33,13 @@ typedef struct sk__plan {
     int32_t *scratch;   /* nitems */
     int32_t *outs;      /* the swapped items, in the order of copies out */
     int32_t *ins;       /* the same, in the order of copies in */
-    int32_t *out_place; /* of an item among `outs` */
+    int32_t *out_place; /* of an item among `outs`; -1: it is clean */
     /* For each step: */
     int32_t *step_slot; /* the latest slot that it was counted for, or the earliest need */
     int64_t *step_bytes;
     int32_t *buckets; /* nslots + 2, for sorting */
-    int32_t nswapped;
+    int32_t nouts;
+    int32_t nins;
     bool has_recomputing;
 } sk__plan;
 
@@ -70,9 +71,15 @@ static inline bool sk__is_recomputed(const sk__plan *plan, int32_t item) {
     return plan->request->actions[item] == SK_PLAN_RECOMPUTE;
 }
 
+/* Whether an item is swapped without a copy out. */
+static inline bool sk__is_dropped(const sk__plan *plan, int32_t item) {
+    return sk__is_swapped(plan, item) && plan->problem->is_clean[item];
+}
+
 /* Whether an item is in memory when the step begins. */
-static inline bool sk__is_there_before(const sk_plan_problem *problem, int32_t item) {
-    return problem->readies[item] < 0;
+static inline bool sk__is_there_before(const sk__plan *plan, int32_t item) {
+    return plan->problem->readies[item] < 0 &&
+           !(plan->problem->tails[item] >= 0 && sk__is_swapped(plan, item));
 }
 
 #endif

@@ -21,7 +21,7 @@ static inline int32_t later(int32_t a, int32_t b) { return a > b ? a : b; }
 
 void sk__plan_choose_prefetches(sk__plan *plan) {
     int32_t previous = 0; /* copies in start in order */
-    for (int32_t place = 0; place < plan->nswapped; place++) {
+    for (int32_t place = 0; place < plan->nins; place++) {
         int32_t item = plan->ins[place];
         int32_t need = plan->run->needs[item];
         int32_t window = plan->request->window;

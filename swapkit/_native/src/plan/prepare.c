@@ -12,7 +12,8 @@ static sk_status check_action(const sk__plan *plan, int32_t item) {
     bool is_possible = action == SK_PLAN_KEEP ||
                        (action == SK_PLAN_RECOMPUTE && problem->can_recompute[item]) ||
                        (action == SK_PLAN_SWAP && problem->can_swap[item]) ||
-                       (action == SK_PLAN_SWAP_TO_DISK && problem->can_swap[item]);
+                       (action == SK_PLAN_SWAP_TO_DISK && problem->can_swap[item] &&
+                        !problem->is_clean[item]);
     if (!is_possible) {
         return sk__fail(SK_INVALID, "plan: item %d cannot have action %d", item, action);
     }
@@ -129,11 +130,23 @@ static void find_needs(const sk__plan *plan) {
 
 /* ---- sums ------------------------------------------------------------------------------------ */
 
+/* Add what a swapped item gives besides: its memory if it is dropped, or else its copy's. */
+static void add_copy(const sk__plan *plan, int32_t item) {
+    const sk_plan_problem *problem = plan->problem;
+    int64_t nbytes = problem->item_bytes[item];
+    if (!sk__is_dropped(plan, item)) {
+        int64_t *tier = sk__is_on_disk(plan, item) ? plan->disk_given : plan->host_given;
+        tier[problem->deaths[item]] += nbytes;
+    } else if (problem->releases[item] >= 0) {
+        plan->given[problem->releases[item]] += nbytes;
+    }
+}
+
 static void add_lives(const sk__plan *plan) {
     const sk_plan_problem *problem = plan->problem;
     for (int32_t item = 0; item < problem->nitems; item++) {
         int64_t nbytes = problem->item_bytes[item];
-        if (!sk__is_there_before(problem, item)) {
+        if (problem->readies[item] >= 0) {
             plan->taken[problem->births[item]] += nbytes;
         }
         plan->given[problem->deaths[item]] += nbytes;
@@ -141,9 +154,10 @@ static void add_lives(const sk__plan *plan) {
             plan->given[problem->releases[item]] += nbytes;
             plan->taken[plan->run->needs[item]] += nbytes;
         } else if (sk__is_swapped(plan, item)) {
-            int64_t *tier = sk__is_on_disk(plan, item) ? plan->disk_given : plan->host_given;
-            tier[problem->deaths[item]] += nbytes;
             plan->back[plan->run->needs[item]] += nbytes;
+            add_copy(plan, item);
+        } else if (problem->tails[item] >= 0 && problem->tails[item] < problem->nslots) {
+            plan->taken[problem->tails[item]] += nbytes;
         }
     }
 }
@@ -190,12 +204,15 @@ static void queue_copies(sk__plan *plan) {
     const sk_plan_problem *problem = plan->problem;
     int32_t count = 0;
     for (int32_t item = 0; item < problem->nitems; item++) {
+        plan->out_place[item] = -1;
         if (sk__is_swapped(plan, item)) {
-            plan->scratch[count++] = item;
             plan->run->swapped_bytes += problem->item_bytes[item];
         }
+        if (sk__is_swapped(plan, item) && !problem->is_clean[item]) {
+            plan->scratch[count++] = item;
+        }
     }
-    plan->nswapped = count;
+    plan->nouts = count;
     sort_by_slot(plan, problem->readies, plan->scratch, count, plan->outs);
     for (int32_t place = 0; place < count; place++) {
         plan->out_place[plan->outs[place]] = place;
@@ -203,7 +220,7 @@ static void queue_copies(sk__plan *plan) {
     int32_t place = 0;
     int32_t out = 0; /* copies out that must be done once the copies of `ins` so far are back */
     for (int32_t slot = 0; slot < problem->nslots; slot++) {
-        for (; place < count && plan->run->needs[plan->ins[place]] <= slot; place++) {
+        for (; place < plan->nins && plan->run->needs[plan->ins[place]] <= slot; place++) {
             int32_t own = plan->out_place[plan->ins[place]] + 1;
             out = own > out ? own : out;
         }
@@ -225,10 +242,10 @@ static void sort_by_need(sk__plan *plan) {
     if (plan->has_recomputing) {
         add_chains(plan, plan->ins, count);
     }
-    int32_t nswapped = 0;
+    plan->nins = 0;
     for (int32_t i = 0; i < count; i++) {
         if (sk__is_swapped(plan, plan->ins[i])) {
-            plan->ins[nswapped++] = plan->ins[i];
+            plan->ins[plan->nins++] = plan->ins[i];
         }
     }
 }
@@ -246,7 +263,7 @@ static int32_t slot_of_release(const sk__plan *plan, int32_t item) {
 void sk__plan_await_releases(const sk__plan *plan) {
     int32_t nslots = plan->problem->nslots;
     memset(plan->outs_awaited, 0, (size_t)nslots * sizeof plan->outs_awaited[0]);
-    for (int32_t place = 0; place < plan->nswapped; place++) {
+    for (int32_t place = 0; place < plan->nouts; place++) {
         int32_t slot = slot_of_release(plan, plan->outs[place]);
         if (slot < nslots) {
             plan->outs_awaited[slot] = place + 1; /* copies out are done in order */

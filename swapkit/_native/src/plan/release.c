@@ -14,13 +14,26 @@ typedef struct sk__walk {
     int64_t gone; /* bytes that earlier slots required to be gone, and that are not back */
 } sk__walk;
 
-/* Set `level` to the bytes in use in each slot if nothing were swapped, and clear `back`: the
+/* Return the first slot that begins with the item back. */
+static int32_t slot_of_return(const sk__plan *plan, int32_t item) {
+    const sk_plan_run *run = plan->run;
+    int32_t slot = run->prefetch_slots[item];
+    return run->in_starts[item] <= run->slot_starts[slot] ? slot : slot + 1;
+}
+
+/* Set `level` to the bytes in use in each slot if nothing had been copied out, and clear `back`: the
  * required bytes that are back when a slot begins. */
 static void find_levels(const sk__plan *plan) {
     int64_t bytes = 0;
     const sk_plan_problem *problem = plan->problem;
     for (int32_t item = 0; item < problem->nitems; item++) {
-        bytes += sk__is_there_before(problem, item) ? problem->item_bytes[item] : 0;
+        bytes += sk__is_there_before(plan, item) ? problem->item_bytes[item] : 0;
+    }
+    for (int32_t place = 0; place < plan->nins; place++) {
+        int32_t item = plan->ins[place];
+        if (sk__is_dropped(plan, item)) {
+            plan->taken[slot_of_return(plan, item)] += problem->item_bytes[item];
+        }
     }
     for (int32_t slot = 0; slot < problem->nslots; slot++) {
         bytes += plan->taken[slot];
@@ -28,13 +41,6 @@ static void find_levels(const sk__plan *plan) {
         bytes -= plan->given[slot];
         plan->back[slot] = 0;
     }
-}
-
-/* Return the first slot that begins with the item back. */
-static int32_t slot_of_return(const sk__plan *plan, int32_t item) {
-    const sk_plan_run *run = plan->run;
-    int32_t slot = run->prefetch_slots[item];
-    return run->in_starts[item] <= run->slot_starts[slot] ? slot : slot + 1;
 }
 
 static bool fits(const sk__walk *walk, int32_t slot) {
@@ -63,11 +69,11 @@ static void ask(sk__walk *walk, int32_t slot) {
 }
 
 void sk__plan_find_releases(sk__plan *plan) {
-    sk__walk walk = {.plan = plan, .waiting = plan->scratch, .end = plan->nswapped};
-    if (plan->nswapped == 0) {
+    sk__walk walk = {.plan = plan, .waiting = plan->scratch, .end = plan->nouts};
+    if (plan->nouts == 0) {
         return;
     }
-    memcpy(walk.waiting, plan->outs, (size_t)plan->nswapped * sizeof walk.waiting[0]);
+    memcpy(walk.waiting, plan->outs, (size_t)plan->nouts * sizeof walk.waiting[0]);
     find_levels(plan);
     for (int32_t slot = 0; slot < plan->problem->nslots; slot++) {
         walk.gone -= plan->back[slot];

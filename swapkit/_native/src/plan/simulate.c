@@ -27,6 +27,12 @@ static const char *fault_of_slots(const sk_plan_problem *problem, int32_t item) 
     if (birth < 0 || problem->deaths[item] >= problem->nslots) {
         return "a slot out of range";
     }
+    if (problem->tails[item] >= 0 &&
+        !(is_there_before && release == -1 && problem->is_clean[item] &&
+          problem->tails[item] > problem->deaths[item] &&
+          problem->tails[item] <= problem->nslots)) {
+        return "a tail out of order";
+    }
     if (!(is_there_before || ready >= birth) || release < ready || problem->uses[item] <= release ||
         problem->deaths[item] < problem->uses[item]) {
         return "slots out of order";
@@ -58,9 +64,10 @@ static const char *fault_of_item(const sk_plan_problem *problem, int32_t item) {
 
 static sk_status check_inputs(const sk_plan_problem *problem, int32_t item) {
     for (int32_t i = problem->input_starts[item]; i < problem->input_starts[item + 1]; i++) {
-        if (problem->births[problem->inputs[i]] >= problem->births[item]) {
+        int32_t input = problem->inputs[i];
+        if (problem->can_recompute[input] && problem->births[input] >= problem->births[item]) {
             return sk__fail(SK_INVALID, "plan: item %d is made from item %d, which is not older",
-                            item, problem->inputs[i]);
+                            item, input);
         }
     }
     return SK_OK;
@@ -147,7 +154,7 @@ static void prefetch_on_demand(const sk__plan *plan) {
 
 static void run_free(sk__plan *plan) {
     sk__plan_flow(plan, true);
-    if (plan->run->stuck_slot >= 0 || plan->nswapped == 0) {
+    if (plan->run->stuck_slot >= 0 || plan->nins == 0) {
         return;
     }
     sk__plan_choose_prefetches(plan);

@@ -50,7 +50,10 @@ def make_problem(**changes: Any) -> Problem:
         "input_starts": np.array([0, 0, 0], np.int32),
         "inputs": np.array([], np.int32),
     }
-    return Problem(**(arrays | changes))
+    arrays |= changes
+    count = len(arrays["item_bytes"])
+    weights = {"tails": np.full(count, -1, np.int32), "is_clean": np.zeros(count, np.bool_)}
+    return Problem(**(weights | arrays))
 
 
 def make_recomputable(steps: list[list[int]], **changes: Any) -> Problem:

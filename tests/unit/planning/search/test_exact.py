@@ -19,8 +19,10 @@ from tests.unit.planning.drawing import draw_case
 def test_solve_exact_when_all_actions_are_simulated_then_none_is_better(seed: int) -> None:
     problem, limits, _ = draw_case(seed, 6)
     choices = [
-        [KEEP, SWAP] + [RECOMPUTE] * bool(can_recompute) + [SWAP_TO_DISK] * (limits.disk_bytes > 0)
-        for can_recompute in problem.can_recompute
+        [KEEP, SWAP]
+        + [RECOMPUTE] * bool(can_recompute)
+        + [SWAP_TO_DISK] * (limits.disk_bytes > 0 and not is_clean)
+        for can_recompute, is_clean in zip(problem.can_recompute, problem.is_clean, strict=True)
     ]
     best = min(
         run(problem, limits, np.array(actions, np.int8)).seconds
