@@ -79,7 +79,7 @@ def find_tails(trace: Trace, moved: Container[int]) -> dict[int, int]:
     ends = {
         each.continues
         for number, each in enumerate(trace.storages)
-        if is_streamed(each) and each.birth == BEFORE and number in moved
+        if each.continues is not None and each.birth == BEFORE and number in moved
     }
     return {
         number: index
