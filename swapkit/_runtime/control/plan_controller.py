@@ -316,7 +316,8 @@ class PlanController:
         return tuple(each for ref in self._optimizers if (each := ref()))
 
     def _find_setting(self) -> Setting:
-        return find_setting(self._installation, self._find_model(), self._find_optimizers())
+        mover = self._swapper.mover
+        return find_setting(self._installation, self._find_model(), self._find_optimizers(), mover)
 
     def _stop_recording(self, *, is_wanted: bool) -> Trace | None:
         recorder, case = self._recording.stop(), self._learner.case

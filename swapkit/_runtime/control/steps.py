@@ -23,7 +23,7 @@ from swapkit._runtime.recording.notes import Setting
 from swapkit._runtime.recording.recorder import Recorder
 from swapkit._runtime.recording.tables.clocks import StreamTimer
 from swapkit._runtime.recording.trace_builder import count_growth, has_leftovers
-from swapkit._runtime.shim.types import Packer
+from swapkit._runtime.shim.types import Mover, Packer
 from swapkit._runtime.torch_compat.internals import NO_TASK, graph_task
 from swapkit._runtime.torch_compat.isolation import untraced
 from swapkit._runtime.torch_compat.stream_delays import LongCalls
@@ -396,6 +396,7 @@ def find_setting(
     installation: Installation,
     root: torch.nn.Module | None,
     optimizers: tuple[torch.optim.Optimizer, ...],
+    mover: Mover,
 ) -> Setting:
     """Return what a recorder needs to know of a model's steps."""
     device = installation.device
@@ -406,6 +407,7 @@ def find_setting(
         root=root,
         optimizers=optimizers,
         make_room=installation.runtime.make_room if device.makes_reclaimable else None,
+        mover=mover if mover.held[0] else None,
     )
 
 

@@ -160,7 +160,8 @@ def _actions(trace: Trace, planned: dict[int, Decision]) -> list[int]:
         decision = planned.get(number)
         action = _ACTIONS[decision.action if decision is not None else Action.KEEP]
         # A recomputed storage is recomputed in each backward pass.
-        if storage.continues is not None and actions[storage.continues] == _RECOMPUTE:
+        is_later = storage.continues is not None and storage.birth != BEFORE
+        if is_later and actions[storage.continues] == _RECOMPUTE:
             action = _RECOMPUTE
         actions.append(action)
     return actions
@@ -191,7 +192,8 @@ def _storage_rows(
         yield lives[number].last_save if number in lives else 0
         yield int(COPY_TIERS[decision.tier] if decision is not None else Tier.ANY)
         yield actions[number]
-        yield _NOTHING if storage.continues is None else storage.continues
+        is_round = storage.continues is None or storage.birth == BEFORE
+        yield _NOTHING if is_round else storage.continues
         yield from (moves.goes, len(order) - place, moves.comes, place)
 
 

@@ -18,13 +18,17 @@ from swapkit._runtime.execution.planned_recomputation import (
     WaitFiller,
     find_early,
 )
+from swapkit._runtime.execution.weight_moves import as_rows, list_weight_uses
 from swapkit._runtime.model import global_hooks, hook_bypass
 from swapkit._runtime.model.tracker import find_weakly
 from swapkit._runtime.process.captures import Capture, capture_table
 from swapkit._runtime.saved.device import Curve
 from swapkit._runtime.saved.swapper import Swapper
+from swapkit._runtime.saved.weights import list_named
 from swapkit._runtime.shim.types import Follower
+from swapkit._runtime.torch_compat.internals import storage_id
 from swapkit._runtime.torch_compat.isolation import untraced
+from swapkit._runtime.torch_compat.wrappers import may_leave
 from swapkit.errors import SessionError
 from swapkit.ir.plans import Plan
 from swapkit.ir.traces import EventKind, Storage, Trace
@@ -93,6 +97,7 @@ class PlanExecutor:
         self._packer = swapper.events
         self._tracker = swapper.shared.tracker
         self._table = compile_plan(trace, plan, self._tracker, for_any_length=for_any_length)
+        self._weights = list_weight_uses(trace, plan)
         # The room for it is known for the sizes of the trace only.
         self._early = {} if for_any_length else find_early(trace, plan)
         self.is_following = False  # between a `start` and a `stop`, neither of them interrupted
@@ -118,6 +123,7 @@ class PlanExecutor:
             )
             swapper.mover.follower = follower
             swapper.device.expect(table.largest_bytes)
+            swapper.mover.plan_held(self._find_uses())
             if table.captures:
                 self._repetitions = Repetitions(self._find_repetitions(), follower)
                 global_hooks.steps.add(self)
@@ -150,6 +156,7 @@ class PlanExecutor:
         with swapper.shared.lock:
             self._follower.end()
             swapper.mover.follower = None
+            swapper.mover.plan_held([])
             swapper.curve = None
             swapper.evictor.resume()
             self._follower = None
@@ -197,6 +204,14 @@ class PlanExecutor:
         if self._filler is not None:
             self._filler.begin_step()
         follower.reset()
+
+    def _find_uses(self) -> list[tuple[int, bool, list[int]]]:
+        """Return the uses of weights that may leave, as the shim takes them."""
+        if not self._weights:
+            return []
+        named = list_named(self._find_model())
+        addresses = {name: storage_id(each) for name, each in named if may_leave(each)}
+        return as_rows(self._weights, addresses)
 
     # ---- recomputation and events ---------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from swapkit._runtime.recording.tables.kept_bytes import Bytes, Holds
 from swapkit._runtime.recording.tables.module_calls import Calls
 from swapkit._runtime.recording.tables.storages import Storages
 from swapkit._runtime.saved.device import DevicePool
+from swapkit._runtime.shim.types import Mover
 from swapkit._runtime.torch_compat.internals import NO_TASK, graph_task
 from swapkit._runtime.torch_compat.wrappers import graph_of
 from swapkit.ir.traces import BEFORE, Kind, Phase, StagePlace
@@ -41,6 +42,7 @@ class Setting:
     stands_for: str = ""
     make_room: Callable[[], int] | None = None
     counts_outside: bool = False
+    mover: Mover | None = None  # of the session whose weights leave; None: none do
 
     @property
     def has_data(self) -> bool:
@@ -76,6 +78,7 @@ class Notes:
         self.lock = threading.RLock()  # reentrant: a user's finalizer may run operators
         self.rows: list[NotedOperator] = []
         self.running = 0
+        self.weights: set[int] = set()  # storages of weights that may leave
         self.places: set[StagePlace] = set()  # of the stages of a pipeline that ran
         self.is_paused = False
         blocks = Blocks(self._count)
@@ -87,6 +90,7 @@ class Notes:
             blocks,
             self.workspaces.read,
             counts_outside=setting.counts_outside,
+            holds_weights=setting.mover is not None,
         )
         self.calls = Calls(setting.tracker, setting.root, self._add_module, self.is_here)
         self.holds = Holds(self.storages.lives)

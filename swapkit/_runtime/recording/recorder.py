@@ -26,6 +26,7 @@ from swapkit._runtime.recording.tables.storages import tensors_in
 from swapkit._runtime.recording.trace_builder import build_trace
 from swapkit._runtime.recording.training_state import Optimizers
 from swapkit._runtime.saved.hooks import is_in_region
+from swapkit._runtime.saved.weights import list_named
 from swapkit._runtime.torch_compat import reported_calls
 from swapkit._runtime.torch_compat.dispatch_modes import mode_stack
 from swapkit._runtime.torch_compat.internals import (
@@ -37,10 +38,13 @@ from swapkit._runtime.torch_compat.internals import (
 )
 from swapkit._runtime.torch_compat.isolation import is_compiled_code, untraced
 from swapkit._runtime.torch_compat.reported_calls import resizes, waits
+from swapkit._runtime.torch_compat.wrappers import may_leave
 from swapkit.ir.traces import BEFORE, SEGMENT, WAIT, StagePlace, Trace
 
 if TYPE_CHECKING:
     import torch
+
+    from swapkit._runtime.shim.types import Mover
 
 UPDATE = "swapkit.update_statistics"  # an operator's writes to anything but its results
 # An operator that a region runs again in forward, because an operand is about to change. It needs
@@ -70,6 +74,7 @@ class Recorder(Notes):
         self._seconds: list[float] = []
         self._evidence_before = Evidence.count
         self.in_use_bytes = 0  # of the pool, at the start
+        self._away_bytes = 0  # of weights, at the start
         self._segments: list[Any] = []  # the timer's, of segments that run
         self._has_begun = False
         self._undo = Undo()
@@ -127,6 +132,8 @@ class Recorder(Notes):
         if self.setting.pool is not None:
             self.in_use_bytes = self.setting.pool.in_use_bytes()
         self.workspaces.start()
+        if self.setting.mover is not None:
+            self._find_weights(self.setting.mover)
         if self._pool is None:
             undo.add(functools.partial(resizes.remove, self))
             resizes.add(self)
@@ -140,6 +147,17 @@ class Recorder(Notes):
         reported_calls.add(self)
         undo.add(self._pause)
         self.is_paused = False
+
+    def _find_weights(self, mover: Mover) -> None:
+        """Find the weights that may leave, by name, and where those are that are here."""
+        with self.lock:
+            self._away_bytes, addresses = mover.held_memory()
+            self.workspaces.blocks.of_weights.update(addresses)
+            for name, tensor in list_named(self.setting.root):
+                number = self.storages.known(tensor)
+                if number is not None and may_leave(tensor):
+                    self.storages.lives[number].module = name
+                    self.weights.add(number)
 
     def _pause(self) -> None:
         self.is_paused = True
@@ -179,6 +197,7 @@ class Recorder(Notes):
             in_use_bytes = self.workspaces.in_use_bytes
             if in_use_bytes is None:
                 in_use_bytes = self.in_use_bytes
+            in_use_bytes += self._away_bytes
             base_bytes = max(0, in_use_bytes - sum(there) - self.workspaces.blocks.gone_bytes)
         return build_trace(
             self,

@@ -12,7 +12,7 @@ from swapkit._runtime.recording.notes import NotedOperator, Notes
 from swapkit._runtime.recording.saved_events import SavedEvent
 from swapkit._runtime.recording.tables.blocks import ALIVE
 from swapkit._runtime.recording.tables.storages import StorageLife, Storages
-from swapkit.ir.passes import continue_after_passes
+from swapkit.ir.passes import continue_after_passes, divide_weights
 from swapkit.ir.traces import (
     BEFORE,
     Event,
@@ -186,7 +186,7 @@ def build_trace(
         reserved_ratio=reserved_ratio,
         place=join_places(notes.places),
     )
-    return continue_after_passes(trace)
+    return divide_weights(continue_after_passes(trace), notes.weights)
 
 
 def _shorten_waits(

@@ -24,6 +24,16 @@ def list_weights(model: torch.nn.Module) -> list[torch.Tensor]:
     return [each for each in (*model.parameters(), *model.buffers()) if not is_wrapper(each)]
 
 
+def list_named(model: torch.nn.Module | None) -> list[tuple[str, torch.Tensor]]:
+    """Return the parameters and buffers of a model by all of their names."""
+    if model is None:
+        return []
+    return [
+        *model.named_parameters(remove_duplicate=False),
+        *model.named_buffers(remove_duplicate=False),
+    ]
+
+
 def hold_weights(mover: Mover, weights: list[torch.Tensor], min_bytes: int) -> None:
     """Let weights leave, as long as nothing else holds their memory. The runtime's lock is held.
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     import torch
 
 MOVES_WEIGHTS = frozenset({"auto", "swap", RESCUE})  # the policies that do
-WEIGHTS = "weights leave the device, and plans do not include them yet"
+WEIGHTS = "weights leave the device in a session around this one"
 
 # ---- life ----------------------------------------------------------------------------------------
 #
@@ -123,15 +123,15 @@ class SessionLife:
         return self._without_plan() if self.controller is None else self.controller.status_to_save()
 
     def _without_plan(self) -> PlanStatus:
-        is_asked = self._config.plans and self._moves_weights
+        is_asked = self._config.plans and self._is_inside_streaming
         return PlanStatus(why_none=WEIGHTS, progress=NO_PLAN) if is_asked else PlanStatus()
 
     @property
-    def _moves_weights(self) -> bool:
-        """Whether weights leave the device, of this session or one around it."""
+    def _is_inside_streaming(self) -> bool:
+        """Whether weights leave the device in a session around this one."""
         installation = self.installation
         swappers = installation.runtime.swappers(installation.device)
-        return any(each.mover.held[0] for each in swappers)
+        return any(each.mover.held[0] for each in swappers if each is not self.swapper)
 
     def stats(self) -> SessionStats:
         """Return the statistics so far."""
@@ -313,7 +313,7 @@ class SessionLife:
             see_everything()
             self._of_process.add(evictor.end_standby)
             evictor.prepare_standby()
-        if self._config.plans and not self._moves_weights:
+        if self._config.plans and not self._is_inside_streaming:
             controller = PlanController(
                 installation, self.hooks, self._model, self._optimizers, self._config
             )

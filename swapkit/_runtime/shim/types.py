@@ -394,6 +394,19 @@ class Mover(Protocol):
     def end_held_step(self) -> None:
         """Note that a step has ended: the next one is expected to use them in the same order."""
 
+    def plan_held(self, uses: list[tuple[int, bool, list[int]]], /) -> None:
+        """Let a plan decide when held storages move; an empty list: no plan does.
+
+        For each use of a step in order: a storage's address (`internals.storage_address`), whether
+        the storage leaves then, and the storages that come.
+
+        Raises:
+            KeyError: a storage is not held.
+        """
+
+    def held_memory(self) -> tuple[int, list[int]]:
+        """Return the bytes of held storages that are away, and where the others' memory is."""
+
     def end_held(self) -> None:
         """Bring held storages back, and hold them no more. Operators bring what finds no room."""
 

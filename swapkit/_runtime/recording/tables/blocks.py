@@ -58,6 +58,7 @@ class Blocks:
         self._latest: deque[TakenBlock] = deque(maxlen=_LATEST)  # taken most recently
         self.are_ours = False  # whether the recorder itself takes blocks now
         self._over: list[TakenBlock] = []
+        self.of_weights: set[int] = set()  # addresses from before the step; weights may leave
         self._numbers: dict[int, int] = {}  # storages of the trace, by the addresses of blocks
         self._given: list[GivenBlock] = []
 
@@ -74,6 +75,9 @@ class Blocks:
         `call`: as of `take`.
         """
         block = self._present.pop(address, None)
+        if block is None and address in self.of_weights:
+            self.of_weights.discard(address)
+            return False
         if block is None:
             block = TakenBlock(BEFORE, nbytes, nbytes, 0)
         number = self._numbers.pop(address, None)

@@ -19,7 +19,7 @@ from swapkit._runtime.recording.tables.blocks import ALIVE, Blocks
 from swapkit._runtime.saved.device import DevicePool
 from swapkit._runtime.torch_compat.internals import fix_weak_storage, storage_address, storage_id
 from swapkit._runtime.torch_compat.isolation import unseen
-from swapkit._runtime.torch_compat.wrappers import tensors_inside
+from swapkit._runtime.torch_compat.wrappers import may_leave, tensors_inside
 from swapkit.ir.traces import BEFORE, Kind
 
 _Tensor = torch.Tensor
@@ -79,6 +79,7 @@ class Storages:
         read_pool: Callable[[], None],
         *,
         counts_outside: bool = False,
+        holds_weights: bool = False,
     ) -> None:
         """Start empty.
 
@@ -89,6 +90,7 @@ class Storages:
             blocks: the pool's.
             read_pool: brings them up to date.
             counts_outside: whether to count tensors that torch made before it had the pool, too.
+            holds_weights: whether weights may leave, which count all the time.
         """
         self.lives: list[StorageLife] = []
         # Memory from before the step that no operator used and that went in the step.
@@ -102,6 +104,7 @@ class Storages:
         self._device = device
         self._pool = pool
         self._counts_outside = counts_outside
+        self._holds_weights = holds_weights
         self._now: Callable[[], int] | None = now
 
     def known(self, tensor: torch.Tensor) -> int | None:
@@ -128,10 +131,11 @@ class Storages:
         self.note_freed()
         number = len(self.lives)
         storage = tensor.untyped_storage()
-        memory = self._memory_inside(storage, tensor.device)
+        is_weight = self._holds_weights and may_leave(tensor)  # its address cannot be read
+        memory = 0 if is_weight else self._memory_inside(storage, tensor.device)
         self._forget_dead(address)
         _, kind = self._emptied.pop(address, (None, kind))  # the same tensors' once more
-        nbytes = self._counted_bytes(storage, tensor.device)
+        nbytes = storage.nbytes() if is_weight else self._counted_bytes(storage, tensor.device)
         if (former := self._blocks.owner(memory)) is not None:
             if self._has_lost(former, memory):  # a compiled graph's memory moves when it is packed
                 self.move(former, tensor)

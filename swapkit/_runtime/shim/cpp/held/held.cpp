@@ -83,8 +83,7 @@ int let_go_now(Mover *mover, Held *held) {
             return 0;
         }
     }
-    int is_leaving = begin_leaving(mover, held);
-    return is_leaving == 1 ? finish_leaving(mover, held) : is_leaving;
+    return let_go(mover, held);
 }
 
 // Return a mover's storages that may leave, farthest next use first, then least recently used:
@@ -120,13 +119,22 @@ bool arrive(Mover *mover, Held *held) {
     return true;
 }
 
-bool start(Mover *mover, Held *held, bool is_tentative, int *started) {
+} // namespace
+
+int let_go(Mover *mover, Held *held) {
+    int is_leaving = begin_leaving(mover, held);
+    return is_leaving == 1 ? finish_leaving(mover, held) : is_leaving;
+}
+
+bool start_held(Mover *mover, Held *held, bool is_tentative, int *started) {
     held->group->serial = ++mover->books->serials; // the copy that is needed soonest
     std::uint32_t former = links.sk_tag_set(mover->held_tag);
     *started = start_in(mover, held->group, is_tentative);
     (void)links.sk_tag_set(former);
     return *started >= 0;
 }
+
+namespace {
 
 // Make room for one that is used next in `distance` uses, without waiting.
 int make_room(Mover *mover, const Held *coming, std::size_t distance) {
@@ -156,6 +164,9 @@ std::vector<Held *> list_next(const HeldOrder &order) {
 
 // Start to bring what is used next, as far as there is room.
 bool look_ahead(Mover *mover) {
+    if (!mover->books->held.plan.empty()) {
+        return true;
+    }
     const std::vector<Held *> next = list_next(mover->books->held);
     std::size_t coming_bytes = 0;
     for (std::size_t i = 1; i < next.size() && coming_bytes < mover->watermark_bytes / ahead; i++) {
@@ -166,7 +177,7 @@ bool look_ahead(Mover *mover) {
         int started = 1;
         if (group_state(held->group) == SK_GROUP_OUT) {
             started = make_room(mover, held, i);
-            if (started < 0 || (started == 1 && !start(mover, held, true, &started))) {
+            if (started < 0 || (started == 1 && !start_held(mover, held, true, &started))) {
                 return false;
             }
         }
@@ -206,7 +217,7 @@ bool bring_held(Held *held) {
     if (!was_here) {
         mover->books->held.late++;
         if (group_state(held->group) == SK_GROUP_OUT &&
-            !start(mover.get(), held, false, &started)) {
+            !start_held(mover.get(), held, false, &started)) {
             return false;
         }
         if (!arrive(mover.get(), held)) {
@@ -230,6 +241,7 @@ bool forget_held(Mover *mover, Held *held) {
         HeldOrder &order = mover->books->held;
         std::erase(order.all, held);
         std::erase(order.now, held);
+        forget_plan(order);
         if (std::erase(order.last, held) != 0) {
             order.now = std::exchange(order.last, {}); // the places of the others have changed
             begin_order(order);
@@ -439,12 +451,38 @@ Ref<> held_free(Mover *mover, unsigned long long needed_bytes, bool spares) {
     return has_failed ? Ref<>() : for_python(freed);
 }
 
-void held_end_step(Mover *mover) {
+bool held_end_step(Mover *mover) {
     (void)sweep(mover);
-    std::lock_guard guard(held_lock);
-    if (!mover->books->held.now.empty()) {
-        begin_order(mover->books->held);
+    HeldOrder &order = mover->books->held;
+    {
+        std::lock_guard guard(held_lock);
+        if (!order.now.empty()) {
+            begin_order(order);
+        }
+        if (!order.plan.empty()) { // the first ones may come while the optimizer works
+            const std::vector<Held *> &first = order.plan.front().comes;
+            order.coming.insert(order.coming.end(), first.begin(), first.end());
+        }
     }
+    return leave_planned(mover) && come_planned(mover);
+}
+
+Ref<> held_memory(Mover *mover) {
+    auto addresses = Ref<>::steal(PyList_New(0));
+    unsigned long long away = 0;
+    for (const Held *each : mover->books->held.all) {
+        const c10::StorageImpl *storage =
+            each->group->storage; // one that is coming has another one
+        if (storage == nullptr) {
+            away += each->group->nbytes;
+            continue;
+        }
+        auto address = for_python(memory_of(storage));
+        if (!addresses || !address || PyList_Append(addresses.get(), address.get()) != 0) {
+            return {};
+        }
+    }
+    return Ref<>::steal(addresses ? Py_BuildValue("(KO)", away, addresses.get()) : nullptr);
 }
 
 bool held_end(Mover *mover) {
@@ -453,7 +491,7 @@ bool held_end(Mover *mover) {
     (void)sweep(mover);
     for (Held *each : std::vector<Held *>(order.all)) {
         int started = 1;
-        if (group_state(each->group) == SK_GROUP_OUT && !start(mover, each, true, &started)) {
+        if (group_state(each->group) == SK_GROUP_OUT && !start_held(mover, each, true, &started)) {
             return false;
         }
         if (started == 0) {

@@ -32,14 +32,25 @@ struct Group;
 struct Held;
 struct Mover;
 
+// What a plan lets happen at a use: the storage leaves once the operator has ended; others come.
+struct HeldMoves {
+    bool leaves;
+    std::vector<Held *> comes;
+};
+
 // The held storages of a mover, and in which order operators use them.
 struct HeldOrder {
     std::vector<Held *> all;
-    std::vector<Held *> now, last; // uses in this step and in the one before
-    std::size_t at = 0;            // the latest use, in `last`
-    std::uint64_t clock = 0;       // uses so far
-    std::uint64_t late = 0;        // uses that found the bytes away
-    bool is_over = false;          // the session has ended
+    // Uses in this step, and in the one before or, as planned, in each.
+    std::vector<Held *> now, last;
+    std::size_t at = 0; // the latest use, in `last`
+    // For each use in `last`; empty: no plan decides, and a rescue does.
+    std::vector<HeldMoves> plan;
+    std::size_t done = 0;                // uses whose moves are due, or were
+    std::vector<Held *> leaving, coming; // due moves
+    std::uint64_t clock = 0;             // uses so far
+    std::uint64_t late = 0;              // uses that found the bytes away
+    bool is_over = false;                // the session has ended
 };
 
 // Operands of one operator that are held. Any thread, with or without the GIL.
@@ -49,6 +60,8 @@ class HeldUses : Unmovable {
     ~HeldUses();
     // Pin the storage of an operand, if it is held. `writes`: the operator changes it.
     void add(const c10::StorageImpl *storage, bool writes);
+    // Pin that of an operand of an operator that runs again: no use that a step expects.
+    void add_again(const c10::TensorImpl &operand);
     // Bring the bytes of all of them. Throws Python's error if that fails.
     void bring();
     // Let them stay from now on: the operator uses them after it has returned.
@@ -57,6 +70,7 @@ class HeldUses : Unmovable {
   private:
     c10::SmallVector<Held *, 8> uses_;
     bool is_late_ = false;
+    bool is_due_ = false; // moves of a plan are
 };
 
 // Return the key of tensors whose storages are held; `Undefined`: none was. Any thread.
@@ -89,8 +103,15 @@ bool unhold(Mover *mover, PyObject *tensor);
 // Let held storages go until so many bytes are free. `spares`: not those that are used soon. Return
 // the freed bytes. None: an exception is set.
 Ref<> held_free(Mover *mover, unsigned long long needed_bytes, bool spares);
-// Note that a step has ended: the next one is expected to use them in the same order.
-void held_end_step(Mover *mover);
+// Note that a step has ended: the next one is expected to use them in the same order. False: an
+// exception is set.
+bool held_end_step(Mover *mover);
+// Let a plan decide, which expects uses in an order: a list of a storage's address, whether it
+// leaves then, and a list of those that come. An empty list: no plan does. False: an exception is
+// set.
+bool held_plan(Mover *mover, PyObject *uses);
+// Return the bytes of held storages that have no memory, and the addresses of the others' memory.
+Ref<> held_memory(Mover *mover);
 // Bring all of them back as far as there is room, and hold them no more; operators bring the
 // others. False: an exception is set.
 bool held_end(Mover *mover);

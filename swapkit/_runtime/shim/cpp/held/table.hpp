@@ -52,10 +52,25 @@ constexpr std::size_t never = std::numeric_limits<std::size_t>::max();
 // Return in how many uses a storage is used next; `never`: not known.
 std::size_t next_use(const HeldOrder &order, const Held *held);
 
+// Note that the moves of a plan are due, to the latest use.
+void note_due(HeldOrder &order);
+// Return whether such moves wait; not for the operator that runs with a storage.
+bool is_due(const HeldOrder &order, const Held *running);
+// Forget a plan, which knows all storages, and what it lets happen.
+void forget_plan(HeldOrder &order);
+
 // ---- it is not ----
 
 // Return whether the bytes of a storage are on the device.
 bool is_here(const Held *held);
+// Let a storage leave: without waiting if it has a copy. 0: it stays; -1: an exception is set.
+int let_go(Mover *mover, Held *held);
+// Start to bring one; `started`: as of `start_in`. False: an exception is set.
+bool start_held(Mover *mover, Held *held, bool is_tentative, int *started);
+// Carry out the due moves of a plan; the GIL and the runtime's lock are held. False: an exception
+// is set.
+bool leave_planned(Mover *mover);
+bool come_planned(Mover *mover);
 // Bring a storage's bytes to this thread's stream. The GIL is held; takes the runtime's lock.
 bool bring_held(Held *held);
 // Forget a storage that is on the device, or dead. The GIL and the runtime's lock are held. False:

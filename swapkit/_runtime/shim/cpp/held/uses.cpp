@@ -49,6 +49,12 @@ void seal(const Held *held, bool is_closed) {
 // ---- the order of uses --------------------------------------------------------------------------
 
 void begin_order(HeldOrder &order) {
+    if (!order.plan.empty()) {
+        order.now.clear();
+        order.done = 0;
+        order.at = order.last.size() - 1;
+        return;
+    }
     for (Held *each : order.last) {
         each->uses.clear();
     }
@@ -74,6 +80,7 @@ void count_use(Held *held) {
         std::size_t at = (order.at + i) % size;
         if (order.last[at] == held) {
             order.at = at;
+            note_due(order);
             return;
         }
     }
@@ -158,6 +165,12 @@ HeldUses::~HeldUses() {
     }
 }
 
+template <bool (*moves)(Mover *)> static bool carry_out(const Held *held) {
+    auto mover = Ref<Mover>::share(held->group->mover);
+    Locked lock(mover.get());
+    return lock && moves(mover.get());
+}
+
 void HeldUses::add(const c10::StorageImpl *storage, bool writes) {
     std::lock_guard guard(held_lock);
     if (Held *held = find_held(storage)) {
@@ -166,20 +179,40 @@ void HeldUses::add(const c10::StorageImpl *storage, bool writes) {
         held->is_written = held->is_written || writes;
         count_use(held);
         is_late_ = is_late_ || needs_bringing(held);
+        is_due_ = is_due_ || is_due(order_of(held), held);
+        uses_.push_back(held);
+    }
+}
+
+void HeldUses::add_again(const c10::TensorImpl &operand) {
+    if (!is_trapped(operand) || !operand.has_storage()) {
+        return;
+    }
+    std::lock_guard guard(held_lock);
+    if (Held *held = find_held(operand.unsafe_storage().unsafeGetStorageImpl())) {
+        seal(held, false);
+        held->pins++;
+        is_late_ = is_late_ || needs_bringing(held);
         uses_.push_back(held);
     }
 }
 
 void HeldUses::bring() {
-    if (!is_late_) {
+    if (!is_late_ && !is_due_) {
         return;
     }
     WithPython python;
     PutAside former; // an operator may run while an exception is raised
+    if (is_due_ && !carry_out<leave_planned>(uses_.front())) {
+        throw caught();
+    }
     for (Held *each : uses_) {
         if (is_late(each) && !bring_held(each)) {
             throw caught();
         }
+    }
+    if (is_due_ && !carry_out<come_planned>(uses_.front())) {
+        throw caught();
     }
 }
 

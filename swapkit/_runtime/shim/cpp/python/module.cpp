@@ -185,6 +185,7 @@ Type mover_type(
     method<"drop", drop_group>(), method<"hold", hold>(), method<"begin_held", held_begin>(),
     method<"unhold", unhold>(), method<"free_held", held_free>(),
     method<"end_held_step", held_end_step>(), method<"end_held", held_end>(),
+    method<"plan_held", held_plan>(), method<"held_memory", held_memory>(),
     property<held_bytes>("held"), field("policy", &Mover::policy),
     field("repeated", &Mover::repeated), variable("host_is_full", &Mover::host_is_full),
     variable("pool_address", &Mover::pool), variable("watermark_bytes", &Mover::watermark_bytes),

@@ -46,7 +46,7 @@ static Ref<> keep_in_group(const Keeping &keeping, c10::TensorImpl *impl, Key ke
     Mover *mover = keeping.mover;
     // Without a budget, operands of users' choices are not moved.
     bool may_move = keeping.captor != Captor::user || keeping.terms->action == Action::automatic;
-    bool is_moved = may_move && impl->device() == mover->device() &&
+    bool is_moved = may_move && impl->device() == mover->device() && !is_trapped(*impl) &&
                     key.storage->nbytes() >= keeping.terms->min_bytes;
     Joined joined = {Ref<Group>(), false};
     if (is_moved) {

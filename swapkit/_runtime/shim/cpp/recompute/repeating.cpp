@@ -1,6 +1,7 @@
 // repeating.cpp - running recipes.
 #include "recompute/recipes.hpp"
 
+#include "held/held.hpp"
 #include "memory/streams.hpp"
 #include "recompute/repeat.hpp"
 #include "running/operator_clock.hpp"
@@ -95,7 +96,24 @@ bool check_sample(const Recipe *recipe, const Operand &operand, const at::Tensor
     return static_cast<bool>(call(links.refuse_overwritten, recipe->named->function));
 }
 
-bool fill_arguments(const Recipe *recipe, Stack *stack) {
+// Return the tensor of an operand, as `operand_now`. Bring that of a weight, which may be away: the
+// operator runs below the trap.
+at::Tensor bring_operand(const Recipe *recipe, const Operand &operand, HeldUses *weights) {
+    const Handle *handle = handle_in(operand);
+    bool is_anew = handle != nullptr && handle->weight != nullptr;
+    if (handle != nullptr && !is_anew) {
+        weights->add_again(*handle->alias);
+        weights->bring();
+    }
+    at::Tensor tensor = operand_now(recipe, operand);
+    if (is_anew && tensor.defined()) {
+        weights->add_again(*tensor.unsafeGetTensorImpl());
+        weights->bring();
+    }
+    return tensor;
+}
+
+bool fill_arguments(const Recipe *recipe, Stack *stack, HeldUses *weights) {
     *stack = recipe->arguments;
     for (std::size_t at = 0; at < stack->size(); at++) {
         if ((*stack)[at].isList()) {
@@ -103,7 +121,7 @@ bool fill_arguments(const Recipe *recipe, Stack *stack) {
         }
     }
     for (const Operand &operand : recipe->operands) {
-        at::Tensor tensor = operand_now(recipe, operand);
+        at::Tensor tensor = bring_operand(recipe, operand, weights);
         if (!tensor.defined() || !check_sample(recipe, operand, tensor)) {
             return false;
         }
@@ -277,7 +295,8 @@ bool repeat(Recipe *recipe, const Run *needing, std::vector<Ref<Group>> *passing
         return static_cast<bool>(call(links.refuse_overwritten, recipe->named->function));
     }
     Stack stack;
-    if (!fill_arguments(recipe, &stack) || !run_seen(recipe, &stack)) {
+    HeldUses weights;
+    if (!fill_arguments(recipe, &stack, &weights) || !run_seen(recipe, &stack)) {
         return false;
     }
     count_run(recipe);

@@ -1,0 +1,131 @@
+// planned.cpp - held storages leave and come as a plan decides, at operators' uses.
+//
+// A plan knows the order of uses in a step. A use that is not as expected moves nothing: then, and
+// for what finds no room, operators bring what they need, and a rescue lets others go.
+#include "held/table.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace swapkit {
+
+void forget_plan(HeldOrder &order) {
+    order.plan.clear();
+    order.leaving.clear();
+    order.coming.clear();
+}
+
+void note_due(HeldOrder &order) {
+    for (; order.done < order.plan.size() && order.done <= order.at; order.done++) {
+        const HeldMoves &moves = order.plan[order.done];
+        order.coming.insert(order.coming.end(), moves.comes.begin(), moves.comes.end());
+        if (moves.leaves) {
+            order.leaving.push_back(order.last[order.done]);
+        }
+    }
+}
+
+bool is_due(const HeldOrder &order, const Held *running) {
+    return !order.coming.empty() ||
+           std::any_of(order.leaving.begin(), order.leaving.end(),
+                       [running](const Held *each) { return each != running; });
+}
+
+bool leave_planned(Mover *mover) {
+    HeldOrder &order = mover->books->held;
+    std::vector<Held *> leaving;
+    {
+        std::lock_guard guard(held_lock);
+        auto running = std::stable_partition(order.leaving.begin(), order.leaving.end(),
+                                             [](const Held *each) { return each->pins != 0; });
+        leaving.assign(running, order.leaving.end());
+        order.leaving.erase(running, order.leaving.end());
+    }
+    for (Held *each : leaving) {
+        if (let_go(mover, each) < 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool come_planned(Mover *mover) {
+    std::vector<Held *> coming;
+    HeldOrder &order = mover->books->held;
+    {
+        std::lock_guard guard(held_lock);
+        coming = std::exchange(order.coming, {});
+    }
+    auto next = coming.begin();
+    for (; next != coming.end(); ++next) {
+        if (is_here(*next) || group_state((*next)->group) != SK_GROUP_OUT) {
+            continue;
+        }
+        int started = has_room(mover, (*next)->group->nbytes, false);
+        if (started < 0 || (started == 1 && !start_held(mover, *next, true, &started))) {
+            return false;
+        }
+        if (started == 0) {
+            break; // at a later use
+        }
+    }
+    std::lock_guard guard(held_lock);
+    order.coming.insert(order.coming.begin(), next, coming.end());
+    return true;
+}
+
+namespace {
+
+// Read the address of a storage that the mover holds. Null: an exception is set.
+Held *read_held(const Mover *mover, PyObject *address) {
+    unsigned long long read = PyLong_AsUnsignedLongLong(address);
+    std::lock_guard guard(held_lock);
+    Held *held = find_held(reinterpret_cast<const c10::StorageImpl *>(read));
+    if (PyErr_Occurred() == nullptr && (held == nullptr || held->group->mover != mover)) {
+        PyErr_SetString(PyExc_KeyError, "swapkit: a plan is about a weight that does not leave");
+    }
+    return PyErr_Occurred() == nullptr ? held : nullptr;
+}
+
+bool read_use(const Mover *mover, PyObject *row, std::vector<Held *> *uses,
+              std::vector<HeldMoves> *plan) {
+    PyObject *address = nullptr, *comes = nullptr;
+    int leaves = 0;
+    if (PyArg_ParseTuple(row, "OpO!", &address, &leaves, &PyList_Type, &comes) == 0) {
+        return false;
+    }
+    HeldMoves moves = {.leaves = leaves != 0, .comes = {}};
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(comes); i++) {
+        moves.comes.push_back(read_held(mover, PyList_GET_ITEM(comes, i)));
+        if (moves.comes.back() == nullptr) {
+            return false;
+        }
+    }
+    uses->push_back(read_held(mover, address));
+    plan->push_back(std::move(moves));
+    return uses->back() != nullptr;
+}
+
+} // namespace
+
+bool held_plan(Mover *mover, PyObject *uses) {
+    std::vector<Held *> order;
+    std::vector<HeldMoves> plan;
+    for (Py_ssize_t i = 0; PyList_Check(uses) && i < PyList_GET_SIZE(uses); i++) {
+        if (!read_use(mover, PyList_GET_ITEM(uses, i), &order, &plan)) {
+            return false;
+        }
+    }
+    std::lock_guard guard(held_lock);
+    HeldOrder &held = mover->books->held;
+    forget_plan(held);
+    if (!plan.empty()) {
+        held.now = std::move(order);
+        begin_order(held); // as if the step before had used them in that order
+        held.plan = std::move(plan);
+        begin_order(held);
+    }
+    return true;
+}
+
+} // namespace swapkit
