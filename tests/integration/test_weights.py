@@ -142,10 +142,12 @@ class InBackward(torch.optim.SGD):
         parameter.grad = None
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = STEPS) -> list[str]:
-    """Return the bits of each step's loss and gradients."""
+def train(
+    model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = STEPS, first: int = 0
+) -> list[str]:
+    """Return the bits of each step's loss and gradients; `first`: the number of the first one."""
     found = []
-    for step in range(steps):
+    for step in range(first, first + steps):
         torch.manual_seed(step)
         loss = model(torch.randn(16, WIDTH)).square().mean()
         loss.backward()

@@ -18,7 +18,7 @@ from swapkit._runtime.torch_compat.internals import pytree, submodules_of
 from swapkit._runtime.torch_compat.isolation import unseen
 from swapkit.errors import PlanMismatch
 from swapkit.ir.plans import Action, Decision, Plan, Tier
-from swapkit.ir.traces import BEFORE, EventKind, Phase, Trace
+from swapkit.ir.traces import BEFORE, EventKind, Phase, Storage, Trace
 from swapkit.planning.selection.asking import SWITCHED
 from swapkit.simulation.schedules import NEVER, EventLife, EventMoves, find_event_lives, find_moves
 from swapkit.texts import encodable
@@ -153,6 +153,13 @@ def _event_rows(
             yield storage, 0, 0, 0, SAVE
 
 
+def _find_former(storage: Storage) -> int:
+    """Return the storage of the step that a storage continues."""
+    if storage.continues is None or storage.birth == BEFORE:  # a weight's, of the step before
+        return _NOTHING
+    return storage.continues
+
+
 def _actions(trace: Trace, planned: dict[int, Decision]) -> list[int]:
     """Return the action for each storage."""
     actions: list[int] = []
@@ -160,8 +167,8 @@ def _actions(trace: Trace, planned: dict[int, Decision]) -> list[int]:
         decision = planned.get(number)
         action = _ACTIONS[decision.action if decision is not None else Action.KEEP]
         # A recomputed storage is recomputed in each backward pass.
-        is_later = storage.continues is not None and storage.birth != BEFORE
-        if is_later and actions[storage.continues] == _RECOMPUTE:
+        former = _find_former(storage)
+        if former != _NOTHING and actions[former] == _RECOMPUTE:
             action = _RECOMPUTE
         actions.append(action)
     return actions
@@ -192,8 +199,7 @@ def _storage_rows(
         yield lives[number].last_save if number in lives else 0
         yield int(COPY_TIERS[decision.tier] if decision is not None else Tier.ANY)
         yield actions[number]
-        is_round = storage.continues is None or storage.birth == BEFORE
-        yield _NOTHING if is_round else storage.continues
+        yield _find_former(storage)
         yield from (moves.goes, len(order) - place, moves.comes, place)
 
 

@@ -90,8 +90,8 @@ class Notes:
             blocks,
             self.workspaces.read,
             counts_outside=setting.counts_outside,
-            holds_weights=setting.mover is not None,
         )
+        self.storages.holds_weights = setting.mover is not None
         self.calls = Calls(setting.tracker, setting.root, self._add_module, self.is_here)
         self.holds = Holds(self.storages.lives)
         self.bytes = Bytes(self.storages, self.lock, is_on=setting.has_data)

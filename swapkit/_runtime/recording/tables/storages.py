@@ -79,7 +79,6 @@ class Storages:
         read_pool: Callable[[], None],
         *,
         counts_outside: bool = False,
-        holds_weights: bool = False,
     ) -> None:
         """Start empty.
 
@@ -90,7 +89,6 @@ class Storages:
             blocks: the pool's.
             read_pool: brings them up to date.
             counts_outside: whether to count tensors that torch made before it had the pool, too.
-            holds_weights: whether weights may leave, which count all the time.
         """
         self.lives: list[StorageLife] = []
         # Memory from before the step that no operator used and that went in the step.
@@ -104,7 +102,7 @@ class Storages:
         self._device = device
         self._pool = pool
         self._counts_outside = counts_outside
-        self._holds_weights = holds_weights
+        self.holds_weights = False  # whether weights may leave, which count all the time
         self._now: Callable[[], int] | None = now
 
     def known(self, tensor: torch.Tensor) -> int | None:
@@ -131,7 +129,7 @@ class Storages:
         self.note_freed()
         number = len(self.lives)
         storage = tensor.untyped_storage()
-        is_weight = self._holds_weights and may_leave(tensor)  # its address cannot be read
+        is_weight = self.holds_weights and may_leave(tensor)  # its address cannot be read
         memory = 0 if is_weight else self._memory_inside(storage, tensor.device)
         self._forget_dead(address)
         _, kind = self._emptied.pop(address, (None, kind))  # the same tensors' once more

@@ -1,0 +1,87 @@
+"""Weights that leave as a plan decides, together with saved tensors."""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING
+
+import pytest
+
+import swapkit
+from swapkit.ir.plans import Action
+from swapkit.simulation.items import is_weight
+from swapkit.testing.planning import planning_at_once
+from tests.integration.test_weights import bits_of, frozen_bytes, make, train
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from swapkit.ir.plans import Plan
+
+STEPS = 16
+
+
+@pytest.fixture(autouse=True)
+def installed() -> Iterator[None]:
+    """Serve torch on the CPU."""
+    swapkit.install(device="cpu")
+    yield
+    gc.collect()
+    swapkit.uninstall()
+
+
+def moved_bytes(plan: Plan) -> tuple[int, int]:
+    """Return the bytes that a plan copies in, and those that it copies out."""
+    assert plan.trace is not None
+    swapped = [
+        plan.trace.storages[each.storage] for each in plan.decisions if each.action is Action.SWAP
+    ]
+    return (
+        sum(each.nbytes for each in swapped),
+        sum(each.nbytes for each in swapped if not is_weight(each)),
+    )
+
+
+@pytest.mark.promise("D1")
+@pytest.mark.parametrize("name", ["adapters", "experts", "tied", "teacher"])
+def test_step_when_weights_are_planned_then_their_traffic_and_bits_are_as_predicted(
+    name: str,
+) -> None:
+    model, optimizer = make(name)
+    expected = train(model, optimizer, STEPS), bits_of(model, optimizer)
+    del model, optimizer
+    model, optimizer = make(name)
+    limit = int(frozen_bytes(model) * 0.6)
+    found, traffic = [], []
+    with planning_at_once(), swapkit.budget(limit, model, optimizer) as session:
+        for step in range(STEPS):
+            before = session.stats
+            found += train(model, optimizer, 1, first=step)
+            after = session.stats
+            came = after.swapped_in_bytes - before.swapped_in_bytes
+            went = after.swapped_out_bytes - before.swapped_out_bytes
+            traffic.append((after.oom_rescues - before.oom_rescues, came, went))
+        plan = session.plan
+        assert after.peak_bytes <= limit
+    assert (found, bits_of(model, optimizer)) == expected
+    assert plan is not None
+    assert plan.trace is not None
+    assert any(is_weight(plan.trace.storages[each.storage]) for each in plan.decisions)
+    assert traffic[-1] == (0, *moved_bytes(plan))
+
+
+@pytest.mark.parametrize("policy", ["swap", "recompute"])
+def test_plan_when_made_by_a_policy_then_only_some_move_weights(policy: str) -> None:
+    model, optimizer = make("adapters")
+    share = 0.6 if policy == "swap" else 2.0
+    limit = int(frozen_bytes(model) * share)
+    with planning_at_once(), swapkit.budget(limit, model, optimizer, policy=policy) as session:
+        train(model, optimizer, 6)
+        plan = session.plan
+    assert policy == "recompute" or plan is not None
+    moved = (
+        []
+        if plan is None or plan.trace is None
+        else [is_weight(plan.trace.storages[each.storage]) for each in plan.decisions]
+    )
+    assert any(moved) == (policy == "swap")
