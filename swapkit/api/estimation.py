@@ -306,6 +306,7 @@ def _conclude(
     return Estimate(
         plain_bytes=need.plain_bytes,
         smallest_budget_bytes=need.smallest_bytes,
+        streamed_budget_bytes=need.streamed_bytes,
         floor_bytes=need.floor_bytes,
         state_bytes=need.state_bytes,
         gradient_bytes=need.gradient_bytes,

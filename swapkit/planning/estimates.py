@@ -15,10 +15,12 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from swapkit.ir.machines import Machine
+from swapkit.ir.passes import divide_weights
 from swapkit.ir.traces import BEFORE, Kind, Operator, Storage, Trace
 from swapkit.planning.layout.lifetimes import ROUNDING_BYTES
 from swapkit.planning.search.feasibility import Least, find_least, name_operators
 from swapkit.planning.search.solving import SHARES, TradeOff, measure_budgets
+from swapkit.simulation.items import is_weight
 from swapkit.simulation.lowering import lower
 from swapkit.simulation.problems import Problem
 from swapkit.units import round_up
@@ -38,7 +40,8 @@ class MemoryNeed:
     """The memory of one step, in bytes."""
 
     plain_bytes: int  # with this budget nothing moves
-    smallest_bytes: int  # the smallest budget
+    smallest_bytes: int  # the smallest budget, with all weights on the device
+    streamed_bytes: int  # the smallest one if frozen weights leave; 0: that is no smaller
     floor_bytes: int  # most of what stays on the device at once, whatever the budget
     state_bytes: int  # parameters and buffers
     gradient_bytes: int  # most at once
@@ -56,6 +59,10 @@ def find_need(trace: Trace, machine: Machine | None, granule_bytes: int) -> Memo
     """
     plain_bytes = round_up(trace.peak_bytes, granule_bytes)
     problem, least = _find_least(trace, machine)
+    smallest_bytes = min(plain_bytes, round_up(least.budget_bytes, granule_bytes))
+    streamed_bytes = 0
+    if (divided := divide_weights(trace)).storages != trace.storages:
+        streamed_bytes = find_smallest(divided, machine, granule_bytes)
     staying = [_stays(each) for each in trace.storages]
     kinds = {
         name: max(_levels(trace, [each.kind is kind for each in trace.storages]), default=0)
@@ -63,7 +70,8 @@ def find_need(trace: Trace, machine: Machine | None, granule_bytes: int) -> Memo
     }
     return MemoryNeed(
         plain_bytes=plain_bytes,
-        smallest_bytes=min(plain_bytes, round_up(least.budget_bytes, granule_bytes)),
+        smallest_bytes=smallest_bytes,
+        streamed_bytes=streamed_bytes if streamed_bytes < smallest_bytes else 0,
         floor_bytes=trace.base_bytes + max(_levels(trace, staying), default=0),
         state_bytes=kinds["state"],
         gradient_bytes=kinds["gradient"],
@@ -87,6 +95,8 @@ def find_times(
 ) -> tuple[TradeOff, ...]:
     """Return the time of the step at several budgets between its smallest one and its plain memory.
 
+    Below the smallest budget with all weights on the device, frozen weights leave.
+
     Args:
         trace: the step.
         machine: its budget is ignored.
@@ -95,8 +105,22 @@ def find_times(
     """
     smallest, room = need.smallest_bytes, need.plain_bytes - need.smallest_bytes
     shared = [smallest + round(share * room) for share in (0, *SHARES)]
-    asked = [each for each in budgets if smallest <= each < trace.peak_bytes]
-    return measure_budgets(lower(trace), machine, [*shared, *asked])
+    asked = [each for each in budgets if each < trace.peak_bytes]
+    above = [each for each in asked if each >= smallest]
+    found = measure_budgets(lower(trace), machine, [*shared, *above])
+    if not need.streamed_bytes:
+        return found
+    between = [need.streamed_bytes, (need.streamed_bytes + smallest) // 2]
+    between += [each for each in asked if need.streamed_bytes <= each < smallest]
+    divided = divide_weights(trace)
+    weights = sum(
+        each.nbytes for each in divided.storages if is_weight(each) and each.birth == BEFORE
+    )
+    streamed = measure_budgets(lower(divided), machine, between)
+    return (
+        *(replace(each, host_peak_bytes=each.host_peak_bytes + weights) for each in streamed),
+        *found,
+    )
 
 
 def _stays(storage: Storage) -> bool:

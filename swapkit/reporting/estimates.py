@@ -12,6 +12,7 @@ from swapkit.reporting.text import format_html, format_per_rank, format_table
 from swapkit.units import format_bytes
 
 _MEMORY_HEADS = ("memory of a step", "", "")
+_STREAMED = "frozen weights live on the host, and come for their operators"
 _TIME_HEADS = ("budget", "of plain", "step", "vs. plain", "bound", "swapped", "recomputed")
 _BATCH_HEADS = ("budget", "largest batch", "step", "samples per second")
 
@@ -33,7 +34,10 @@ class Estimate:
     Args:
         plain_bytes: most memory in use without a budget. With this budget nothing moves.
         smallest_budget_bytes: the smallest budget at which a session trains, from its first step
-            on if steps were tried in it; else once it has a plan.
+            on if steps were tried in it; else once it has a plan. All weights stay on the device.
+        streamed_budget_bytes: the smallest budget of a session with a plan whose frozen weights
+            leave the device while the step does not use them, as they do if the model takes more
+            than the budget; 0: it is no smaller.
         floor_bytes: the part of it that stays on the device whatever the budget: parameters,
             buffers, gradients, optimizer states, and what was there before the step, at their
             largest together.
@@ -62,6 +66,7 @@ class Estimate:
     gradient_bytes: int
     optimizer_bytes: int
     step_seconds: float
+    streamed_budget_bytes: int = 0
     operator: str = ""
     operator_bytes: int = 0
     outside_bytes: int = 0
@@ -90,7 +95,7 @@ class Estimate:
 
     def fits(self, budget_bytes: int) -> bool:
         """Return whether a session with this budget trains the step."""
-        return budget_bytes >= self.smallest_budget_bytes
+        return budget_bytes >= (self.streamed_budget_bytes or self.smallest_budget_bytes)
 
     def to_dict(self) -> dict[str, int | float | str | None]:
         """Return all values as one flat dict, for JSON. Rows are numbered: `times_0_seconds`.
@@ -148,7 +153,7 @@ class Estimate:
         remarks = []
         for each in self.budgets if self.batch_size is None else ():
             if not self.fits(each):
-                smallest = format_bytes(self.smallest_budget_bytes)
+                smallest = format_bytes(self.streamed_budget_bytes or self.smallest_budget_bytes)
                 remarks.append(f"{format_bytes(each)} is too small: try {smallest} or more.")
             elif each >= self.plain_bytes:
                 remarks.append(f"With {format_bytes(each)} nothing moves.")
@@ -187,6 +192,8 @@ class Estimate:
         gaps_bytes = self.smallest_budget_bytes - self.floor_bytes - self.operator_bytes
         if gaps_bytes > 0 and self.smallest_budget_bytes != self.outside_bytes:
             rows.append(("  gaps", gaps_bytes, "between tensors, until there is a plan"))
+        if self.streamed_budget_bytes:
+            rows.append(("smallest if weights leave", self.streamed_budget_bytes, _STREAMED))
         if self.outside_bytes:
             rows.append(("  outside of steps", self.outside_bytes, "all of it has to fit"))
         return [(name, format_bytes(nbytes), why) for name, nbytes, why in rows]

@@ -368,3 +368,26 @@ def test_batch_sizes_when_the_step_ignores_them_then_refused() -> None:
 def test_budget_when_too_small_then_the_table_says_so() -> None:
     found = Training().estimate(budget="10KiB")
     assert "10.00 KiB is too small: try " in str(found)
+
+
+def test_estimate_when_weights_are_frozen_then_a_second_budget_below_the_model() -> None:
+    with torch.device("meta"):
+        model = torch.nn.Sequential(
+            *(torch.nn.Linear(1024, 1024).requires_grad_(requires_grad=False) for _ in range(12)),
+            torch.nn.Linear(1024, 8),
+        )
+        batch = torch.empty(64, 1024)
+    weights = sum(each.nbytes for each in model.parameters())
+    found = swapkit.estimate(
+        lambda: model(batch).sum().backward(), model, hardware="H100", budget=weights // 2
+    )
+    assert found.smallest_budget_bytes > weights > 3 * found.streamed_budget_bytes > 0
+    assert found.fits(weights // 2)
+    budgets = [each.budget_bytes for each in found.times]
+    assert budgets == sorted(budgets)
+    assert {found.streamed_budget_bytes, weights // 2} <= set(budgets)
+    half = found.times[budgets.index(weights // 2)]
+    # Half of the weights, at least, come twice; their copies stay on the host.
+    assert half.swapped_bytes > weights // 2
+    assert half.host_peak_bytes >= 0.99 * weights
+    assert "smallest if weights leave" in str(found)
