@@ -6,10 +6,10 @@ import sys
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from types import CodeType, FrameType, ModuleType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import torch
 from torch.optim.optimizer import (
@@ -24,12 +24,16 @@ from swapkit._runtime.torch_compat.internals import (
     MODULE_CALL,
     MODULE_HOOK_TABLES,
     OPTIMIZER_HOOK_TABLES,
+    add_hook,
     forget_removed_hooks,
     has_backward_hook,
     module_hooks,
     optimizer_hooks,
 )
 from swapkit._runtime.torch_compat.isolation import make_fork_lock, uncompiled, untraced
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
 
 # ---- listeners -----------------------------------------------------------------------------------
 #
@@ -56,7 +60,7 @@ class Listeners(Generic[_Listener]):
         self,
         torchs: ModuleType,
         hooks: Mapping[str, Callable[..., Any]],
-        register: Callable[[], object],
+        register: Callable[[], Iterable[RemovableHandle]],
     ) -> None:
         """Create an empty set.
 
@@ -66,13 +70,16 @@ class Listeners(Generic[_Listener]):
         Args:
             torchs: torch's module with the tables of hooks.
             hooks: the hook for each table, by the table's name.
-            register: registers the hooks with torch.
+            register: registers the hooks with torch, in the order of their tables.
         """
         self.now: tuple[_Listener, ...] = ()
+        self.period = 0  # how often torch has got the hooks: what is known from before is stale
         self._torchs = torchs
         self._hooks = hooks
         self._register = register
         self._is_installed = False  # all hooks
+        # By table: code that was compiled where torch has the hooks is compiled for their numbers.
+        self._numbers: dict[str, int] = {}
         # Reentrant: a finalizer may remove a listener during another change.
         self._lock = make_fork_lock()
 
@@ -84,7 +91,7 @@ class Listeners(Generic[_Listener]):
             hook_bypass.interrupt()
             if not self._is_installed:
                 self._take_off()
-                self._register()
+                self._put_on()
                 self._is_installed = True
 
     def prepare_bypass(self) -> bool:
@@ -113,6 +120,16 @@ class Listeners(Generic[_Listener]):
         if self.are_alone():  # the tables are replaced
             return not hook_bypass.may_register()
         return threads.others_wait() and not _are_called()
+
+    def _put_on(self) -> None:
+        """Add our hooks to torch's tables, each time with the same numbers."""
+        self.period += 1
+        if not self._numbers:
+            numbers = [handle.id for handle in self._register()]
+            self._numbers = dict(zip(self._hooks, numbers, strict=True))
+        else:
+            for name, hook in self._hooks.items():
+                add_hook(getattr(self._torchs, name), self._numbers[name], hook)
 
     def _take_off(self) -> None:
         """Remove our hooks from torch's tables."""
@@ -232,8 +249,8 @@ class _RunningCalls(threading.local):
 
     def now(self) -> _RunningCalls:
         """Return itself, without calls noted by an earlier set of hooks."""
-        if self.period != _period:
-            self.ids, self.calls, self.period = [], [], _period
+        if self.period != calls.period:
+            self.ids, self.calls, self.period = [], [], calls.period
         return self
 
     def enter(self, module: torch.nn.Module) -> None:
@@ -277,7 +294,6 @@ class _RunningCalls(threading.local):
 
 
 _running = _RunningCalls()
-_period = 0  # number of the set of hooks; a thread's notes from an earlier set are stale
 
 
 def running_modules(frame: FrameType | None) -> list[torch.nn.Module]:
@@ -344,7 +360,7 @@ class AnnouncedCall:
     def __enter__(self) -> None:
         running = _running.now()
         if id(self._module) not in running.ids and not hook_bypass.is_active():
-            self._period = _period
+            self._period = calls.period
             running.enter(self._module)
 
     @untraced
@@ -407,17 +423,19 @@ def _after_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
 # ---- registration -------------------------------------------------------------------------------
 
 
-def _register_calls() -> None:
-    global _period  # noqa: PLW0603
-    _period += 1
+def _register_calls() -> tuple[RemovableHandle, ...]:
     setattr(module_hooks, ANY_HOOK_CHECK, _has_other_hook)  # stays: without ours, as torch's
-    module_hooks.register_module_forward_pre_hook(_enter)
-    module_hooks.register_module_forward_hook(_leave, always_call=True)
+    return (
+        module_hooks.register_module_forward_pre_hook(_enter),
+        module_hooks.register_module_forward_hook(_leave, always_call=True),
+    )
 
 
-def _register_steps() -> None:
-    register_optimizer_step_pre_hook(_before_step)
-    register_optimizer_step_post_hook(_after_step)
+def _register_steps() -> tuple[RemovableHandle, ...]:
+    return (
+        register_optimizer_step_pre_hook(_before_step),
+        register_optimizer_step_post_hook(_after_step),
+    )
 
 
 calls: Listeners[CallListener] = Listeners(

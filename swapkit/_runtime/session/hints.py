@@ -168,6 +168,11 @@ def list_hints(
     hints = [each(budget_bytes) for each in advice]
     if swapper.mover.host_is_full:
         hints.append(_advise_host(swapper))
+    if _count_region_bytes(swapper):
+        hints.append(
+            "compile smaller blocks, such as each layer (`layer.compile()`) instead of the model: "
+            "the weights of one compiled region have to fit at once"
+        )
     hints += _advise_budget(needs, budget_bytes)
     if config.on_oom != ALL and count_ranks() > 1:
         hints.append(
@@ -227,12 +232,22 @@ def find_planned_bytes(status: PlanStatus, policy: str | Policy) -> int:
 def list_facts(swapper: Swapper) -> list[str]:
     """Return sentences about what a session could not free. Any thread, as `list_hints`."""
     kept_bytes = sum(swapper.resident_sizes())
-    if not kept_bytes:
-        return []
-    return [
+    region_bytes = _count_region_bytes(swapper)
+    saved = (
         f"{format_bytes(kept_bytes)} of saved tensors remain on the device: the running operator "
         "or other references hold them, or they are smaller than min_swap_bytes."
-    ]
+    )
+    weights = (
+        f"{format_bytes(region_bytes)} of weights are used by a compiled region that runs: all "
+        "weights of a region come at its entry, and stay until its end."
+    )
+    return [text for nbytes, text in ((kept_bytes, saved), (region_bytes, weights)) if nbytes]
+
+
+def _count_region_bytes(swapper: Swapper) -> int:
+    """Return the bytes of the weights that leave the device and that compiled regions use now."""
+    _, _, _, region_bytes, _ = swapper.mover.held
+    return region_bytes
 
 
 def _advise_host(swapper: Swapper) -> str:

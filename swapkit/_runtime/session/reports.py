@@ -95,7 +95,7 @@ def explain_placed(swapper: Swapper) -> list[str]:
     optimizers = (each for each in swapper.trained() if isinstance(each, torch.optim.Optimizer))
     states = [each for optimizer in optimizers if (each := attached(optimizer)) is not None]
     places = [str(place) for state in states if (place := state.places()) is not None]
-    all_bytes, here_bytes, kept_bytes, late = swapper.mover.held
+    all_bytes, here_bytes, kept_bytes, _, late = swapper.mover.held
     if not all_bytes:
         return places
     kept = f"; {format_bytes(kept_bytes)} stay: a collective has used them"

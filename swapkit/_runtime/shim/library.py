@@ -12,6 +12,7 @@ import importlib.machinery
 import importlib.util
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, TypeVar
@@ -57,8 +58,10 @@ from swapkit._runtime.torch_compat.internals import (
     storage_from_weak,
 )
 from swapkit._runtime.torch_compat.isolation import hide, untraced
+from swapkit._runtime.torch_compat.reported_calls import REGIONS, regions
 from swapkit._runtime.torch_compat.stream_delays import is_capturing
 from swapkit.errors import NativeBuildError, Unsupported
+from swapkit.imports import when_imported
 
 _Result = TypeVar("_Result")
 
@@ -349,4 +352,5 @@ def _load(library: Path) -> ModuleType:
     guards.hide_by(module.Hidden)
     if torch.__version__ >= "2.13":  # 2.10 has Fake above Python, whose fallback hides it
         set_late_modes_of(module.late_modes, module.set_late_modes)
+    when_imported(REGIONS, partial(regions.add, module.run_region))
     return module

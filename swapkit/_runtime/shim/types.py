@@ -309,7 +309,8 @@ class Mover(Protocol):
     makes_reclaimable: bool  # copied groups become so (`Mover.make_reclaimable`)
     hears_saves: bool  # whether saves under the budget call `MoverPolicy.note_automatic`
     held_tag: int  # of the memory in which held storages come
-    held: tuple[int, int, int, int]  # bytes held, here, and that cannot leave; uses that waited
+    # Bytes held, here, that cannot leave, and that compiled regions use now; uses that waited.
+    held: tuple[int, int, int, int, int]
     dirty_count: int  # groups that still have to be copied ahead
     pool_address: int  # of the pool that records copies and knows the free room; 0: none
     timed: list[tuple[int, int, int]]  # for tests, by thread: saves, releases and orders to come

@@ -83,6 +83,7 @@ __all__ = [
     "OpOverloadPacket",
     "TorchDispatchMode",
     "abort_groups",
+    "add_hook",
     "all_operator_names",
     "autograd",
     "backward_class_of",
@@ -248,6 +249,13 @@ def has_forward_hooks(module: torch.nn.Module) -> bool:
 
 def _is_foreign(hook: Callable[..., Any]) -> bool:
     return not str(getattr(hook, "__module__", "")).startswith(__name__.partition(".")[0] + ".")
+
+
+def add_hook(table: dict[int, Callable[..., Any]], number: int, hook: Callable[..., Any]) -> None:
+    """Add a global hook to a table of torch's; a forward hook is called also if forward raises."""
+    if table is module_hooks._global_forward_hooks:
+        module_hooks._global_forward_hooks_always_called[number] = True
+    table[number] = hook
 
 
 def forget_removed_hooks() -> None:

@@ -1,11 +1,11 @@
-"""Calls of torch's own classes that are reported to listeners: waits, resizes, pipeline jobs."""
+"""Calls of torch's classes that are reported to listeners: waits, resizes, regions, jobs."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -176,6 +176,59 @@ def _make_resize(plain: Any) -> Callable[..., Any]:  # noqa: ANN401 - torch's me
 resizes: ReplacedMethod[ResizeListener] = ReplacedMethod(
     lambda: torch.UntypedStorage, "resize_", _make_resize
 )
+
+# ---- compiled regions ----------------------------------------------------------------------------
+#
+# Calls of inductor's code, of forwards and backwards. Its kernels are no operators of torch: they
+# read operands by their address. A class of another name is not reported: weights that leave then
+# raise torch's error there.
+
+REGIONS = "torch._inductor.output_code"
+
+
+class RunRegion(Protocol):
+    """Calls a compiled region, on the thread that does, while its weights are on the device."""
+
+    def __call__(
+        self,
+        function: Callable[..., Any],
+        region: object,
+        operands: Sequence[Any],
+        written: Collection[int] | None,
+        is_recorded: bool,  # noqa: FBT001 - in C++
+        /,
+    ) -> Any:  # noqa: ANN401 - torch's
+        """Return what a function returns for a region and its operands.
+
+        Args:
+            function: makes the call.
+            region: its first argument.
+            operands: a list, which the call may empty.
+            written: the places of operands that the region changes; None: not known.
+            is_recorded: whether a device graph has the addresses of the operands.
+
+        Raises:
+            RuntimeError: it has, and weights among them leave the device.
+        """
+
+
+def _region_class() -> Any:  # noqa: ANN401 - torch's
+    return getattr(sys.modules.get(REGIONS), "CompiledFxGraph", None)
+
+
+def _make_region(plain: Any) -> Callable[..., Any]:  # noqa: ANN401 - torch's
+    @untraced_itself
+    def call(self: Any, inputs: Sequence[Any]) -> Any:  # noqa: ANN401 - torch's
+        # Not by the setting of the compilation: forward and backward share it, and change it.
+        is_recorded = bool(self.cudagraph_info) and not self.disabled_cudagraphs_reason
+        for run in regions.listeners_of(call)[-1:]:
+            return run(plain, self, inputs, self.mutated_input_idxs, is_recorded)
+        return plain(self, inputs)
+
+    return call
+
+
+regions: ReplacedMethod[RunRegion] = ReplacedMethod(_region_class, "__call__", _make_region)
 
 # ---- pipeline jobs -------------------------------------------------------------------------------
 #

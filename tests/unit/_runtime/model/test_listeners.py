@@ -94,6 +94,19 @@ def test_hooks_when_the_last_listener_leaves_then_torch_has_none_of_ours() -> No
     assert sizes() == before
 
 
+def test_hooks_when_they_come_again_then_with_the_same_numbers() -> None:
+    """Code that was compiled where torch has hooks is compiled for their numbers."""
+    listener, found = NotingListener(), []
+    for _ in range(2):
+        for each in (global_hooks.calls, global_hooks.steps):
+            each.add(listener)
+        found.append([list(table) for table in tables()])
+        assert list(module_hooks._global_forward_hooks_always_called) == found[-1][1]
+        for each in (global_hooks.calls, global_hooks.steps):
+            each.remove(listener)
+    assert found[0] == found[1] != [[]] * len(TABLES)
+
+
 def test_hooks_when_they_leave_then_an_iteration_over_torchs_tables_goes_on() -> None:
     """As another thread's `optimizer.step()`, or the end of a forward that raised."""
     listener = NotingListener()

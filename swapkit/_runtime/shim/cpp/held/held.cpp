@@ -206,26 +206,34 @@ void follow_stream(const Mover *mover, Held *held) {
 
 } // namespace
 
+bool begin_bringing(Held *held) {
+    auto mover = Ref<Mover>::share(held->group->mover);
+    Locked lock(mover.get());
+    int started = 1;
+    return lock && (is_here(held) || group_state(held->group) != SK_GROUP_OUT ||
+                    start_held(mover.get(), held, false, &started));
+}
+
 bool bring_held(Held *held) {
     auto mover = Ref<Mover>::share(held->group->mover);
     Locked lock(mover.get());
     if (!lock) {
         return false;
     }
-    bool was_here = is_here(held);
-    int started = 1;
-    if (!was_here) {
+    if (!is_here(held)) {
         mover->books->held.late++;
-        if (group_state(held->group) == SK_GROUP_OUT &&
-            !start_held(mover.get(), held, false, &started)) {
-            return false;
-        }
-        if (!arrive(mover.get(), held)) {
+        if (!begin_bringing(held) || !arrive(mover.get(), held)) {
             return false;
         }
     }
     follow_stream(mover.get(), held);
-    return was_here || mover->books->held.is_over || look_ahead(mover.get());
+    return true;
+}
+
+bool bring_next(Held *held) {
+    auto mover = Ref<Mover>::share(held->group->mover);
+    Locked lock(mover.get());
+    return lock && (mover->books->held.is_over || look_ahead(mover.get()));
 }
 
 // ---- which storages are held --------------------------------------------------------------------
@@ -506,16 +514,17 @@ bool held_end(Mover *mover) {
 }
 
 Ref<> held_bytes(Mover *mover) {
-    unsigned long long all = 0, here = 0, kept = 0;
+    unsigned long long all = 0, here = 0, kept = 0, in_regions = 0;
     for (const Held *each : mover->books->held.all) {
         all += each->group->nbytes;
         std::lock_guard guard(held_lock);
+        in_regions += each->regions != 0 ? each->group->nbytes : 0;
         if (each->is_here) {
             here += each->group->nbytes;
             kept += each->is_kept ? each->group->nbytes : 0;
         }
     }
-    return Ref<>::steal(Py_BuildValue("(KKKK)", all, here, kept,
+    return Ref<>::steal(Py_BuildValue("(KKKKK)", all, here, kept, in_regions,
                                       static_cast<unsigned long long>(mover->books->held.late)));
 }
 

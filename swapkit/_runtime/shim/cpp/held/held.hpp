@@ -53,11 +53,13 @@ struct HeldOrder {
     bool is_over = false;                // the session has ended
 };
 
-// Operands of one operator that are held. Any thread, with or without the GIL.
+// Operands of one operator, or of one compiled region, that are held. Any thread, with or without
+// the GIL.
 class HeldUses : Unmovable {
   public:
-    HeldUses() = default;
+    explicit HeldUses(bool is_region = false) : is_region_(is_region) {}
     ~HeldUses();
+    [[nodiscard]] bool is_empty() const { return uses_.empty(); }
     // Pin the storage of an operand, if it is held. `writes`: the operator changes it.
     void add(const c10::StorageImpl *storage, bool writes);
     // Pin that of an operand of an operator that runs again: no use that a step expects.
@@ -69,7 +71,7 @@ class HeldUses : Unmovable {
 
   private:
     c10::SmallVector<Held *, 8> uses_;
-    bool is_late_ = false;
+    bool is_late_ = false, is_region_;
     bool is_due_ = false; // moves of a plan are
 };
 
@@ -115,8 +117,8 @@ Ref<> held_memory(Mover *mover);
 // Bring all of them back as far as there is room, and hold them no more; operators bring the
 // others. False: an exception is set.
 bool held_end(Mover *mover);
-// Return the bytes of held storages, those of them that are here and that cannot leave, and the
-// number of uses that found the bytes away.
+// Return the bytes of held storages, those of them that are here, that cannot leave, and that
+// compiled regions use now, and the number of uses that found the bytes away.
 Ref<> held_bytes(Mover *mover);
 
 } // namespace swapkit

@@ -19,7 +19,8 @@ struct Held {
     // there.
     std::vector<const c10::TensorImpl *> tensors;
     std::vector<std::size_t> uses; // where it is in the last step's order
-    std::size_t pins = 0;          // operators that run with it
+    std::size_t pins = 0;          // operators and compiled regions that run with it
+    std::size_t regions = 0;       // those of them that are regions
     std::uint64_t last_use = 0;
     // Those that wait for the arrival, which was on the group's stream.
     c10::SmallVector<std::int64_t, 2> streams;
@@ -71,8 +72,13 @@ bool start_held(Mover *mover, Held *held, bool is_tentative, int *started);
 // is set.
 bool leave_planned(Mover *mover);
 bool come_planned(Mover *mover);
-// Bring a storage's bytes to this thread's stream. The GIL is held; takes the runtime's lock.
+// Start to bring a storage's bytes. Here and below the GIL is held; takes the runtime's lock.
+// False: an exception is set.
+bool begin_bringing(Held *held);
+// Bring a storage's bytes to this thread's stream.
 bool bring_held(Held *held);
+// Start to bring what is used after a storage, as far as there is room.
+bool bring_next(Held *held);
 // Forget a storage that is on the device, or dead. The GIL and the runtime's lock are held. False:
 // an operator runs with it.
 bool forget_held(Mover *mover, Held *held);

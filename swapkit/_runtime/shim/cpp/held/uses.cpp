@@ -6,6 +6,7 @@
 #include <torch/csrc/Exceptions.h>
 
 #include <algorithm>
+#include <iterator>
 #include <pthread.h>
 #include <utility>
 
@@ -156,6 +157,7 @@ HeldUses::~HeldUses() {
         std::lock_guard guard(held_lock);
         for (Held *each : uses_) {
             each->pins--;
+            each->regions -= is_region_ ? 1 : 0;
             seal(each, each->pins == 0);
             is_any_over = is_any_over || order_of(each).is_over;
         }
@@ -176,6 +178,7 @@ void HeldUses::add(const c10::StorageImpl *storage, bool writes) {
     if (Held *held = find_held(storage)) {
         seal(held, false);
         held->pins++;
+        held->regions += is_region_ ? 1 : 0;
         held->is_written = held->is_written || writes;
         count_use(held);
         is_late_ = is_late_ || needs_bringing(held);
@@ -206,10 +209,13 @@ void HeldUses::bring() {
     if (is_due_ && !carry_out<leave_planned>(uses_.front())) {
         throw caught();
     }
-    for (Held *each : uses_) {
-        if (is_late(each) && !bring_held(each)) {
-            throw caught();
-        }
+    std::vector<Held *> late;
+    std::copy_if(uses_.begin(), uses_.end(), std::back_inserter(late), is_late);
+    // All of them come before what is used next does.
+    if (!std::all_of(late.begin(), late.end(), begin_bringing) ||
+        !std::all_of(late.begin(), late.end(), bring_held) ||
+        (!late.empty() && !bring_next(late.back()))) {
+        throw caught();
     }
     if (is_due_ && !carry_out<come_planned>(uses_.front())) {
         throw caught();
