@@ -27,7 +27,7 @@ from swapkit._runtime.saved.weights import hold_weights, list_weights
 from swapkit._runtime.shim.types import Mover, Packer, Placement, SavedTensor, StorageGroup
 from swapkit._runtime.torch_compat.internals import NO_TASK, base_of, engine, graph_task
 from swapkit._runtime.torch_compat.isolation import hidden, untraced
-from swapkit._runtime.torch_compat.reported_calls import BY_ADDRESS
+from swapkit._runtime.torch_compat.weight_readers import BY_ADDRESS
 from swapkit._runtime.torch_compat.wrappers import graph_of
 from swapkit.ir.plans import Action
 
@@ -111,7 +111,7 @@ class Swapper:
     def hold_weights(self, model: torch.nn.Module) -> None:
         """Let the weights of a model leave the device between two uses."""
         for method in BY_ADDRESS:
-            method.add(self)
+            method.add(self.mover)
         # As that of optimizers, this memory is not what the program keeps by mistake.
         self.mover.held_tag = self._tracker.tag_named("weights") | TAG_OPTIMIZER
         weights = list_weights(model)
@@ -124,7 +124,7 @@ class Swapper:
         with self._lock, hidden():
             self.mover.end_held()
         for method in BY_ADDRESS:
-            method.remove(self)
+            method.remove(self.mover)
         self.weights_ended()
 
     def _unmark(self, model: torch.nn.Module) -> None:

@@ -382,6 +382,15 @@ class Mover(Protocol):
     def begin_held(self) -> None:
         """Begin to let held storages leave: those that nothing else holds. Forget the others."""
 
+    def is_sealed(self, storage: int, /) -> bool:
+        """Return whether a storage, by its address, may leave now or later, by any mover."""
+
+    def run_with(self, read: int, written: int, call: Callable[[], Any], /) -> Any:  # noqa: ANN401
+        """Call a function while the bytes of two storages are on the device; 0: no storage.
+
+        The function changes those of the second one.
+        """
+
     def unhold(self, tensor: torch.Tensor, /) -> None:
         """Take the mark from a tensor whose storage is not held any more, by any mover."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from operator import attrgetter, methodcaller
 from typing import TYPE_CHECKING, Any
 
@@ -97,6 +98,7 @@ __all__ = [
     "destroy_library",
     "disabled_dispatch",
     "engine",
+    "file_writer",
     "fix_weak_storage",
     "forget_removed_hooks",
     "free_weak_storage",
@@ -109,6 +111,7 @@ __all__ = [
     "has_kernel",
     "has_kernel_for",
     "has_python_key",
+    "has_storage",
     "higher_order_operators",
     "hooks_disabled_message",
     "innermost_transform",
@@ -194,7 +197,10 @@ weak_storage: Callable[[torch.UntypedStorage], int] = methodcaller("_weak_ref")
 # Make the Python object of a storage own the storage. Needed for an object from a weak reference:
 # else the storage may be freed while the object lives.
 fix_weak_storage: Callable[[torch.UntypedStorage], None] = methodcaller("_fix_weakref")
+has_storage: Callable[[torch.Tensor], bool] = torch._C._has_storage
 is_zero_tensor: Callable[[torch.Tensor], bool] = torch.Tensor._is_zerotensor
+# The class that writes the records of `torch.save`.
+file_writer: Callable[[], Any] = partial(getattr, torch._C, "PyTorchFileWriter")
 # The names of a tensor's dispatch keys, as text.
 key_names: Callable[[torch.Tensor], str] = torch._C._dispatch_key_set
 is_cow: Callable[[torch.Tensor], bool] = torch._C._is_cow_tensor  # type: ignore[attr-defined]

@@ -53,16 +53,20 @@ class ReplacedMethod(Generic[_Listener]):
 
     def add(self, listener: _Listener) -> None:
         """Report calls to a listener from now on."""
-        owner = self._find_class()
-        if owner is None:
-            return
         with self._lock:
             self._listeners = (*self._listeners, listener)
-            if self._replacement is None:
-                self._is_own = self._name in vars(owner)
-                self._plain = getattr(owner, self._name)
-                self._replacement = self._make(self._plain)
-                setattr(owner, self._name, self._replacement)
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Replace the method for listeners that came when there was no such class yet."""
+        owner = self._find_class()
+        with self._lock:
+            if owner is None or self._replacement is not None or not self._listeners:
+                return
+            self._is_own = self._name in vars(owner)
+            self._plain = getattr(owner, self._name)
+            self._replacement = self._make(self._plain)
+            setattr(owner, self._name, self._replacement)
 
     def remove(self, listener: _Listener) -> None:
         """Report no more calls to a listener; without others, torch has its own method again.
@@ -111,42 +115,6 @@ def _make(plain: Any) -> Callable[..., Any]:  # noqa: ANN401 - torch's method
 
 
 waits: ReplacedMethod[WaitListener] = ReplacedMethod(work_class, "wait", _make)
-
-# ---- methods of weights --------------------------------------------------------------------------
-#
-# Methods that torch refuses for a weight that may leave the device: `tolist`, which also prints a
-# tensor, reads memory on the CPU by its address; `new` and `new_tensor` do not know the weight's
-# dispatch key. They run on a tensor that stands for the weight.
-
-
-def _with(stand_in: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any], Callable[..., Any]]:
-    def make(plain: Any) -> Callable[..., Any]:  # noqa: ANN401 - torch's method
-        @untraced
-        def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - torch's
-            try:
-                return plain(self, *args, **kwargs)
-            except RuntimeError:
-                return plain(stand_in(self), *args, **kwargs)
-
-        return method
-
-    return make
-
-
-def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().clone()
-
-
-def _empty_like(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-
-
-# Listeners are only who needs them.
-BY_ADDRESS: tuple[ReplacedMethod[object], ...] = (
-    ReplacedMethod(lambda: torch.Tensor, "tolist", _with(_copy_of)),
-    ReplacedMethod(lambda: torch.Tensor, "new", _with(_empty_like)),
-    ReplacedMethod(lambda: torch.Tensor, "new_tensor", _with(_empty_like)),
-)
 
 # ---- resized storages ----------------------------------------------------------------------------
 #

@@ -84,6 +84,11 @@ void held_unaliased(const c10::TensorImpl *alias);
 int hold(Mover *mover, PyObject *tensor, PyObject *placement);
 // Begin to let them leave: those that nothing else holds. The others are forgotten.
 void held_begin(Mover *mover);
+// Return whether a storage, by its address, is sealed: 0 or 1; 0 for 0, too. By any mover.
+int is_sealed(Mover *mover, std::size_t storage);
+// Call a function of Python while the bytes of two storages, by their addresses, are here; 0: no
+// storage. It changes the bytes of the second one. Null: an exception is set.
+PyObject *run_with(Mover *mover, std::size_t read, std::size_t written, PyObject *function);
 // Take the key from a tensor whose storage is not held any more. False: an exception is set.
 bool unhold(Mover *mover, PyObject *tensor);
 // Let held storages go until so many bytes are free. `spares`: not those that are used soon. Return

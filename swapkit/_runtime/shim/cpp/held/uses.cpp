@@ -191,6 +191,20 @@ void HeldUses::keep() {
     }
 }
 
+int is_sealed(Mover *, std::size_t storage) {
+    std::lock_guard guard(held_lock);
+    const Held *held = find_held(reinterpret_cast<const c10::StorageImpl *>(storage));
+    return held != nullptr && held->is_sealed ? 1 : 0;
+}
+
+PyObject *run_with(Mover *, std::size_t read, std::size_t written, PyObject *function) {
+    HeldUses uses;
+    uses.add(reinterpret_cast<const c10::StorageImpl *>(read), false);
+    uses.add(reinterpret_cast<const c10::StorageImpl *>(written), true);
+    uses.bring();
+    return PyObject_CallNoArgs(function);
+}
+
 std::size_t held_most_bytes(const c10::TensorImpl &tensor) {
     if (!is_trapped(tensor) || !tensor.has_storage()) {
         return 0;
