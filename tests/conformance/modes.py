@@ -222,6 +222,7 @@ def holding(min_bytes: int) -> Iterator[None]:
     def hold(tensor: torch.Tensor | None) -> None:
         if tensor is not None and type(tensor) in KINDS:
             with swapper.shared.lock:
+                swapper.mover.watch(tensor, min_bytes)
                 swapper.mover.hold(tensor, placement)
                 swapper.mover.begin_held()
 
@@ -236,7 +237,7 @@ def holding(min_bytes: int) -> Iterator[None]:
         watchers.remove(hold)
         for hook in hooks:
             hook.remove()
-        swapper.end_weights()
+        swapper.weights.stop()
 
 
 def forget_captured() -> None:

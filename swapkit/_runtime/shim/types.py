@@ -370,13 +370,22 @@ class Mover(Protocol):
         The recomputed bytes must match the digest (`compare_digest` in `callbacks.py`).
         """
 
-    def hold(self, tensor: torch.Tensor, placement: Placement, /) -> bool:
-        """Let a tensor's storage leave between two uses, as long as only known tensors view it.
+    def watch(self, tensor: torch.Tensor, min_bytes: int, /) -> bool:
+        """Prepare a tensor of at least so many bytes for `hold`.
 
         Return False if it is not plain memory of the pool, or another session holds it.
 
         Raises:
             RuntimeError: other libraries use the dispatch keys that this needs.
+        """
+
+    def expose(self, tensor: torch.Tensor, /) -> None:
+        """Note that code may know the address of a tensor's bytes: `hold` refuses it."""
+
+    def hold(self, tensor: torch.Tensor, placement: Placement, /) -> bool:
+        """Let the storage of a watched tensor leave between two uses, from `begin_held` on.
+
+        Return False if an operator runs with it, its address is known, or another session holds it.
         """
 
     def begin_held(self) -> None:

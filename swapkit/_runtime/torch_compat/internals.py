@@ -58,8 +58,10 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store as Store  # noqa: PLC0414 - re-exported
 
 __all__ = [
+    "ADDING_CALLS",
     "ANY_HOOK_CHECK",
     "AROUND_MODULE_CALL",
+    "CHANGING_CALLS",
     "CXX11_ABI",
     "DISABLE_CALL",
     "ENABLE_CALL",
@@ -229,6 +231,9 @@ buffers_of: Callable[[torch.nn.Module], dict[str, torch.Tensor | None]] = attrge
 # calls the first, and has few locals.
 MODULE_CALL = torch.nn.Module._call_impl.__code__
 AROUND_MODULE_CALL = torch.nn.Module._wrapped_call_impl.__code__
+# The methods of modules that add one tensor, and those that replace any number of them.
+ADDING_CALLS = ("register_parameter", "register_buffer")
+CHANGING_CALLS = ("_apply", "_load_from_state_dict", "__setstate__")
 # In `module_hooks`: the hooks called before and after each forward.
 MODULE_HOOK_TABLES = ("_global_forward_pre_hooks", "_global_forward_hooks")
 ANY_HOOK_CHECK = "_has_any_global_hook"  # only called before a call of a compiled module

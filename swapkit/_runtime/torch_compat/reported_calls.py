@@ -1,8 +1,9 @@
-"""Calls of torch's own classes that are reported to listeners: waits, resizes, pipeline jobs."""
+"""Calls of torch's classes that are reported to listeners: waits, weights, resizes, jobs."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch.distributed
 
-from swapkit._runtime.torch_compat.internals import work_class
+from swapkit._runtime.torch_compat.internals import ADDING_CALLS, CHANGING_CALLS, work_class
 from swapkit._runtime.torch_compat.isolation import untraced, untraced_itself
 from swapkit.ir.traces import StagePlace
 
@@ -115,6 +116,60 @@ def _make(plain: Any) -> Callable[..., Any]:  # noqa: ANN401 - torch's method
 
 
 waits: ReplacedMethod[WaitListener] = ReplacedMethod(work_class, "wait", _make)
+
+# ---- changes of weights --------------------------------------------------------------------------
+#
+# Calls that give a module other parameters or buffers. Torch has global hooks for some of them, in
+# tables that must not change while another thread calls them. And captures of graphs on a GPU, each
+# replay of which uses the addresses of then.
+
+
+class ChangeListener(Protocol):
+    """Notified of every such call on its thread, with no lock held."""
+
+    def changed(self, module: torch.nn.Module, tensor: torch.Tensor | None, /) -> None:
+        """Note that a module has got a tensor; None: any."""
+
+    def captures(self) -> None:
+        """Note that a graph is about to be captured."""
+
+
+def _change(name: str, *, is_of_one: bool) -> ReplacedMethod[ChangeListener]:
+    def make(plain: Any) -> Callable[..., Any]:  # noqa: ANN401 - torch's method
+        @untraced_itself
+        @functools.wraps(plain)
+        def run(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - torch's
+            result = plain(module, *args, **kwargs)
+            given = next((each for each in args if isinstance(each, torch.Tensor)), None)
+            for listener in changes.listeners_of(run):
+                listener.changed(module, given if is_of_one else None)
+            return result
+
+        return run
+
+    changes: ReplacedMethod[ChangeListener] = ReplacedMethod(lambda: torch.nn.Module, name, make)
+    return changes
+
+
+def _make_capture(plain: Any) -> Callable[..., Any]:  # noqa: ANN401 - torch's method
+    @untraced
+    @functools.wraps(plain)
+    def capture_begin(graph: object, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - torch's
+        for listener in _captures.listeners_of(capture_begin):
+            listener.captures()
+        return plain(graph, *args, **kwargs)
+
+    return capture_begin
+
+
+_captures: ReplacedMethod[ChangeListener] = ReplacedMethod(
+    lambda: torch.cuda.CUDAGraph, "capture_begin", _make_capture
+)
+WEIGHT_CHANGES = (
+    *(_change(name, is_of_one=True) for name in ADDING_CALLS),
+    *(_change(name, is_of_one=False) for name in CHANGING_CALLS),
+    _captures,
+)
 
 # ---- resized storages ----------------------------------------------------------------------------
 #

@@ -25,6 +25,9 @@ class WeightHolder(Protocol):
     def is_sealed(self, storage: int, /) -> bool:
         """Return whether a storage may leave, so that its bytes have no address that stays."""
 
+    def expose(self, tensor: torch.Tensor, /) -> None:
+        """Note that code may know the address of a tensor's bytes, which have to stay then."""
+
     def run_with(self, read: int, written: int, call: Callable[[], Any], /) -> Any:  # noqa: ANN401
         """Call a function while the bytes of two storages are on the device; 0: no storage."""
 
@@ -112,11 +115,11 @@ _COMPARE = {
 }
 
 
-def _is_compared(holder: WeightHolder, storage: int) -> bool:
-    """Return whether the replacement's caller only compares addresses, and asks for a weight's."""
+def _is_compared() -> bool:
+    """Return whether the function that has called the replacement only compares addresses."""
     caller = sys._getframe(2).f_back  # noqa: SLF001 - the replacement's
-    known = _COMPARE.get(caller.f_globals.get("__name__", ""), ()) if caller is not None else ()
-    if caller is None or caller.f_code.co_name not in known or not holder.is_sealed(storage):
+    names = _COMPARE.get(caller.f_globals.get("__name__", ""), ()) if caller is not None else ()
+    if caller is None or caller.f_code.co_name not in names:
         return False
     for method in _COPIED:  # the library may have been imported meanwhile
         method.look_again()
@@ -124,15 +127,19 @@ def _is_compared(holder: WeightHolder, storage: int) -> bool:
 
 
 def _address_of_tensor(holder: WeightHolder, plain: Any, tensor: torch.Tensor) -> Any:  # noqa: ANN401
+    if not _is_compared():
+        address = plain(tensor)
+        holder.expose(tensor)
+        return address
     storage = internals.storage_id(tensor) if internals.has_storage(tensor) else 0
-    if _is_compared(holder, storage):
-        return storage + tensor.storage_offset() * tensor.element_size()
-    return plain(tensor)
+    if not holder.is_sealed(storage):
+        return plain(tensor)
+    return storage + tensor.storage_offset() * tensor.element_size()
 
 
 def _address_of_storage(holder: WeightHolder, plain: Any, storage: Any) -> Any:  # noqa: ANN401
     number = _address_of(storage)
-    return number if _is_compared(holder, number) else plain(storage)
+    return number if _is_compared() and holder.is_sealed(number) else plain(storage)
 
 
 # ---- on a copy on the host -----------------------------------------------------------------------

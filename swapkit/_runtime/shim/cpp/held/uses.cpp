@@ -20,6 +20,11 @@ std::unordered_map<const c10::StorageImpl *,
     *new std::unordered_map<const c10::StorageImpl *,
                             std::unordered_map<const c10::TensorImpl *, std::size_t>>;
 
+std::unordered_map<const c10::StorageImpl *, std::size_t> &watched_running =
+    *new std::unordered_map<const c10::StorageImpl *, std::size_t>;
+std::unordered_set<const c10::StorageImpl *> &watched_exposed =
+    *new std::unordered_set<const c10::StorageImpl *>;
+
 [[maybe_unused]] static const int held_at_fork = pthread_atfork(
     [] { held_lock.lock(); }, [] { held_lock.unlock(); }, [] { held_lock.unlock(); });
 
@@ -141,12 +146,18 @@ void end_over() {
 } // namespace
 
 HeldUses::~HeldUses() {
-    if (uses_.empty()) {
+    if (uses_.empty() && watched_.empty()) {
         return;
     }
     bool is_any_over = false;
     {
         std::lock_guard guard(held_lock);
+        for (const c10::StorageImpl *each : watched_) {
+            auto found = watched_running.find(each);
+            if (--found->second == 0) {
+                watched_running.erase(found);
+            }
+        }
         for (Held *each : uses_) {
             each->pins--;
             seal(each, each->pins == 0);
@@ -167,6 +178,9 @@ void HeldUses::add(const c10::StorageImpl *storage, bool writes) {
         count_use(held);
         is_late_ = is_late_ || needs_bringing(held);
         uses_.push_back(held);
+    } else if (storage != nullptr) {
+        watched_running[storage]++;
+        watched_.push_back(storage);
     }
 }
 
