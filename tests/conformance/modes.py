@@ -12,6 +12,7 @@ import gc
 import random
 import threading
 import warnings
+import weakref
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -214,16 +215,32 @@ def settle() -> None:
 
 
 @contextmanager
-def holding(min_bytes: int) -> Iterator[None]:
-    """Hold each leaf and each weight that is made, in the thread's innermost session."""
+def holding(min_bytes: int, *, is_late: bool = False) -> Iterator[Evict]:
+    """Hold each leaf and each weight that is made, in the thread's innermost session.
+
+    `is_late`: only watch them; what this returns holds those that still exist.
+    """
     swapper = thread_state.sessions[-1]
     placement = Placement(Action.AUTO, min_bytes=min_bytes)
+    watched: list[weakref.ref[torch.Tensor]] = []
 
     def hold(tensor: torch.Tensor | None) -> None:
         if tensor is not None and type(tensor) in KINDS:
             with swapper.shared.lock:
-                swapper.mover.hold(tensor, placement)
-                swapper.mover.begin_held()
+                swapper.mover.watch(tensor, min_bytes)
+            watched.append(weakref.ref(tensor))
+            if not is_late:
+                hold_all()
+
+    def hold_all() -> None:
+        with swapper.shared.lock:
+            for each in watched:
+                tensor = each()
+                if tensor is not None:
+                    swapper.mover.hold(tensor, placement)
+            if not is_late:
+                watched.clear()
+            swapper.mover.begin_held()
 
     hooks = (
         register_module_parameter_registration_hook(lambda _module, _name, each: hold(each)),
@@ -231,12 +248,12 @@ def holding(min_bytes: int) -> Iterator[None]:
     )
     watchers.append(hold)
     try:
-        yield
+        yield hold_all
     finally:
         watchers.remove(hold)
         for hook in hooks:
             hook.remove()
-        swapper.end_weights()
+        swapper.weights.stop()
 
 
 def forget_captured() -> None:
@@ -375,6 +392,22 @@ def hold_everything(min_bytes: int = MIN_BYTES) -> Iterator[Evict]:
 
 
 @contextmanager
+def hold_late(min_bytes: int = MIN_BYTES) -> Iterator[Evict]:
+    """Hold leaves and weights where memory runs out, in the middle of programs."""
+    install()
+    with (
+        swapkit.budget(BUDGET, device=DEVICE, policy="rescue") as session,
+        holding(min_bytes, is_late=True) as hold,
+    ):
+
+        def evict() -> None:
+            hold()
+            session.rescue(EVERYTHING)
+
+        yield evict
+
+
+@contextmanager
 def plain() -> Iterator[Evict]:
     """Move nothing; not in the table."""
     yield lambda: None
@@ -391,6 +424,7 @@ MODES = (
     Mode(name="rescue_at_random", opener=rescue_at_random),
     Mode(name="rescue_at_random_5ms", opener=rescue_at_random, latency_ms=5),
     Mode(name="hold_everything", opener=hold_everything, moves_all=True),
+    Mode(name="hold_late", opener=hold_late, moves_all=True),
     # Without room on the host: what can be is dropped, and computed again.
     Mode(name="drop_everything", opener=partial(rescue_everything, "0"), drops_all=True),
     Mode(name="drop_at_random", opener=partial(rescue_at_random, "16KiB")),

@@ -56,8 +56,9 @@ def test_results_when_saved_tensors_move_then_same_bits(entry: Entry, mode: Mode
         assert copied.repeated > 0, "nothing was computed again"
 
 
-def test_hold_everything_when_it_evicts_then_a_leaf_has_no_memory() -> None:
-    with find_mode("hold_everything").open() as evict:
+@pytest.mark.parametrize("name", ["hold_everything", "hold_late"])
+def test_hold_everything_when_it_evicts_then_a_leaf_has_no_memory(name: str) -> None:
+    with find_mode(name).open() as evict:
         x = leaf()
         y = x.exp()
         evict()

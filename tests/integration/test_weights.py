@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import io
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -221,14 +220,6 @@ def loaded(model: nn.Linear) -> torch.Tensor:
     return model.weight
 
 
-def saved_by_value(model: nn.Linear) -> torch.Tensor:
-    file = io.BytesIO()
-    torch.save({name: value.clone() for name, value in model.state_dict().items()}, file)
-    file.seek(0)
-    weight: torch.Tensor = torch.load(file)["weight"]
-    return weight
-
-
 def written(model: nn.Linear) -> torch.Tensor:
     model.weight.data.mul_(0.5)
     send_away()
@@ -371,7 +362,6 @@ READERS: dict[str, Callable[[nn.Linear], object]] = {
     "double": lambda model: copied(model).double().weight,
     "average": averaged,
     "load": loaded,
-    "save": saved_by_value,
     "autocast": cast,
     "double backward": twice_backward,
     "checkpoint": checkpointed,
@@ -428,7 +418,6 @@ def test_weight_when_read_by_its_address_then_an_error_names_the_remedy(*, is_aw
             lambda: np.from_dlpack(weight),
             lambda: storage.fill_(0),
             lambda: alias.set_(weight).fill_(0),
-            lambda: torch.save(model.state_dict(), io.BytesIO()),
         ):
             with pytest.raises((RuntimeError, BufferError), match=SEALED):
                 read()

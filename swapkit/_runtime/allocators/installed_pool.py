@@ -246,7 +246,9 @@ class Installation(Generic[_Pool]):
         with self.lock:
             others = self.runtime.swappers(self.device)
         freed = next(filter(None, (each.rescue_bytes(needed_bytes) for each in others)), 0)
-        return freed or self._collect_garbage() or self._grow(needed_bytes)
+        freed = freed or self._collect_garbage() or self._grow(needed_bytes)
+        adopted = (each.adopt_weights(needed_bytes) for each in others)
+        return freed or next(filter(None, adopted), 0)
 
     def _collect_garbage(self) -> int:
         """Free memory held by reference cycles as a last resort; return the freed bytes.

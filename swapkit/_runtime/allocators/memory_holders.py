@@ -142,7 +142,8 @@ def find_trained() -> list[torch.nn.Module | torch.optim.Optimizer]:
     if not others_wait(in_backward=True):
         return []
     kinds = (torch.nn.Module, torch.optim.Optimizer)
-    return [each for each in gc.get_objects() if issubclass(type(each), kinds)]
+    found = (each for each in gc.get_objects() if issubclass(type(each), kinds))
+    return [each for each in found if vars(each)]  # not those that are being unpickled
 
 
 def _is_wrapper(kind: type) -> bool:

@@ -28,7 +28,6 @@ from swapkit._runtime.saved.weights import list_named
 from swapkit._runtime.shim.types import Follower
 from swapkit._runtime.torch_compat.internals import storage_id
 from swapkit._runtime.torch_compat.isolation import untraced
-from swapkit._runtime.torch_compat.wrappers import may_leave
 from swapkit.errors import SessionError
 from swapkit.ir.plans import Plan
 from swapkit.ir.traces import EventKind, Storage, Trace
@@ -209,9 +208,10 @@ class PlanExecutor:
         """Return the uses of weights that may leave, as the shim takes them."""
         if not self._weights:
             return []
-        named = list_named(self._find_model())
-        addresses = {name: storage_id(each) for name, each in named if may_leave(each)}
-        return as_rows(self._weights, addresses)
+        named, mover = list_named(self._find_model()), self._swapper.mover
+        addresses = {name: storage_id(each) for name, each in named}
+        held = {name: each for name, each in addresses.items() if mover.is_sealed(each)}
+        return as_rows(self._weights, held)
 
     # ---- recomputation and events ---------------------------------------------------------------
 

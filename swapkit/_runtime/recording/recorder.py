@@ -35,10 +35,10 @@ from swapkit._runtime.torch_compat.internals import (
     buffers_of,
     graph_task,
     parameters_of,
+    storage_id,
 )
 from swapkit._runtime.torch_compat.isolation import is_compiled_code, untraced
 from swapkit._runtime.torch_compat.reported_calls import resizes, waits
-from swapkit._runtime.torch_compat.wrappers import may_leave
 from swapkit.ir.traces import BEFORE, SEGMENT, WAIT, StagePlace, Trace
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class Recorder(Notes):
             self.workspaces.blocks.of_weights.update(addresses)
             for name, tensor in list_named(self.setting.root):
                 number = self.storages.known(tensor)
-                if number is not None and may_leave(tensor):
+                if number is not None and mover.is_sealed(storage_id(tensor)):
                     self.storages.lives[number].module = name
                     self.weights.add(number)
 

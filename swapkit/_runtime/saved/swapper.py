@@ -16,18 +16,16 @@ from typing import Any
 
 import torch
 
-from swapkit._native.layout import TAG_OPTIMIZER
 from swapkit._native.pool import set_tag
 from swapkit._native.sched import Scheduler
 from swapkit._runtime.saved import taken_apart
 from swapkit._runtime.saved.device import Counters, Curve, Device, PlannedMove
 from swapkit._runtime.saved.eviction import NO_BUDGET, EvictionTerms, Evictor
 from swapkit._runtime.saved.existing_graphs import adopt_graphs
-from swapkit._runtime.saved.weights import hold_weights, list_weights
+from swapkit._runtime.saved.weights import Weights
 from swapkit._runtime.shim.types import Mover, Packer, Placement, SavedTensor, StorageGroup
 from swapkit._runtime.torch_compat.internals import NO_TASK, base_of, engine, graph_task
 from swapkit._runtime.torch_compat.isolation import hidden, untraced
-from swapkit._runtime.torch_compat.reported_calls import BY_ADDRESS
 from swapkit._runtime.torch_compat.wrappers import graph_of
 from swapkit.ir.plans import Action
 
@@ -74,6 +72,7 @@ class Swapper:
             adopt=self._adopt,
             stand_by=self._stand_by,
         )
+        self.weights = Weights(self.mover, device, terms.min_bytes)
 
     @property
     def curve(self) -> Curve | None:
@@ -108,30 +107,6 @@ class Swapper:
         """Return a pack hook that has no observer."""
         return self.mover.packer(placement).pack
 
-    def hold_weights(self, model: torch.nn.Module) -> None:
-        """Let the weights of a model leave the device between two uses."""
-        for method in BY_ADDRESS:
-            method.add(self)
-        # As that of optimizers, this memory is not what the program keeps by mistake.
-        self.mover.held_tag = self._tracker.tag_named("weights") | TAG_OPTIMIZER
-        weights = list_weights(model)
-        with self._lock, hidden():
-            hold_weights(self.mover, weights, self.evictor.min_bytes)
-        self._unmark(model)
-
-    def end_weights(self) -> None:
-        """Bring the weights back, as far as there is room."""
-        with self._lock, hidden():
-            self.mover.end_held()
-        for method in BY_ADDRESS:
-            method.remove(self)
-        self.weights_ended()
-
-    def _unmark(self, model: torch.nn.Module) -> None:
-        """Take the mark from weights that do not leave, or not any more."""
-        for each in list_weights(model):
-            self.mover.unhold(each)
-
     def end_scope(self) -> None:
         """Send out the groups that waited for more saves: a scope has ended."""
         with self._lock:
@@ -147,14 +122,21 @@ class Swapper:
         if self.events is not None:
             self.events.stand_by(is_on)
 
+    def adopt_weights(self, needed_bytes: int) -> int:
+        """Let more weights leave, if there are any, to free `needed_bytes`; return the bytes freed.
+
+        From then on they are not as other tensors: when nothing else helps.
+        """
+        with self._lock, hidden():
+            is_more = self.weights.adopt_more()
+            return self.mover.free_held(needed_bytes, False) if is_more else 0  # noqa: FBT003
+
     # ---- for the mover --------------------------------------------------------------------------
 
     @untraced
     def weights_ended(self) -> None:
         """Take the mark from weights that do not leave any more."""
-        for each in self.trained():
-            if isinstance(each, torch.nn.Module):
-                self._unmark(each)
+        self.weights.unmark()
 
     @untraced
     def other_mover(self, device_type: int, index: int) -> Mover | None:
@@ -246,6 +228,7 @@ class Swapper:
         with self._lock:
             self.mover.host_is_full = False
             self.evictor.end_step()
+            self.weights.end_step()
             self._tracker.end_step()
         self.shared.shim.kernels_sweep()
 

@@ -1,27 +1,175 @@
-"""The weights that leave the device between two uses (`shim/cpp/held/held.hpp`)."""
+"""The weights that leave the device between two uses (`shim/cpp/held/held.hpp`).
+
+Nothing leaves before memory runs out. Until then weights are only *watched*, and not even that
+while little memory is in use: a watched weight is an ordinary tensor, whose operators are a little
+slower. Watched are the parameters and buffers of the session's model, and of all modules that its
+thread changes meanwhile: makes, moves, copies, or loads.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import weakref
+from collections.abc import Callable, Iterable
 
+import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from swapkit._native.layout import TAG_OPTIMIZER
+from swapkit._runtime.saved.device import Device
 from swapkit._runtime.shim.types import Mover, Placement
+from swapkit._runtime.torch_compat.internals import buffers_of, parameters_of
+from swapkit._runtime.torch_compat.isolation import hidden
+from swapkit._runtime.torch_compat.reported_calls import WEIGHT_CHANGES
+from swapkit._runtime.torch_compat.weight_readers import BY_ADDRESS
 from swapkit._runtime.torch_compat.wrappers import is_wrapper
 from swapkit.ir.plans import Action
 
-if TYPE_CHECKING:
-    import torch
+# Weights are watched from when this share of the limit is in use.
+WATCHED = 1 / 4
 
 
-def list_weights(model: torch.nn.Module) -> list[torch.Tensor]:
-    """Return the parameters and buffers of a model that may leave: no wrapper of tensors may.
+class Weights:
+    """The weights that may leave during a session."""
 
-    Nor may those of DDP: its collectives read them after their operator has returned.
-    """
-    if any(isinstance(each, DistributedDataParallel) for each in model.modules()):
-        return []
-    return [each for each in (*model.parameters(), *model.buffers()) if not is_wrapper(each)]
+    def __init__(self, mover: Mover, device: Device, min_bytes: int) -> None:
+        """Watch nothing yet.
+
+        Args:
+            mover: moves them.
+            device: they are on it.
+            min_bytes: the least size of a storage that leaves.
+        """
+        self._mover = mover
+        self._device = device
+        self._min_bytes = min_bytes
+        self._least_bytes = 0  # watched from when so many are in use
+        self._modules: weakref.WeakValueDictionary[int, torch.nn.Module] = (
+            weakref.WeakValueDictionary()  # by address: they may have an equality of their own
+        )
+        self._is_watching = self._is_adopting = False
+        self._do_leave = False  # whether some weights do
+        self._has_rest = False  # whether others may do so now
+        self._refusal: RuntimeError | None = None  # why weights cannot be watched
+        self._is_captured = False  # whether a graph knows addresses
+        self._is_here: Callable[[], bool] = bool
+
+    # ---- which there are -------------------------------------------------------------------------
+
+    def start(
+        self, model: torch.nn.Module | None, limit_bytes: int, is_here: Callable[[], bool]
+    ) -> None:
+        """Watch the weights of a model, and of modules that this thread changes from now on.
+
+        Args:
+            model: the session's; None: it has none.
+            limit_bytes: its budget.
+            is_here: whether the calling thread is the session's.
+        """
+        self._least_bytes, self._is_here = int(limit_bytes * WATCHED), is_here
+        if not is_distributed():
+            for change in WEIGHT_CHANGES:
+                change.add(self)
+        # The collectives of DDP read weights after their operator has returned.
+        modules = [] if model is None else list(model.modules())
+        if not any(isinstance(each, DistributedDataParallel) for each in modules):
+            self._modules.update((id(each), each) for each in modules)
+            self._watch_all()
+
+    def stop(self) -> None:
+        """Bring the weights back, as far as there is room, and watch no more."""
+        for change in WEIGHT_CHANGES:
+            change.remove(self)
+        with self._device.shared.lock, hidden():
+            self._mover.end_held()
+        self._is_watching = False
+        for method in BY_ADDRESS:
+            method.remove(self._mover)
+        self.unmark()
+
+    def unmark(self) -> None:
+        """Take the mark from weights that do not leave any more."""
+        for each in self._list():
+            self._mover.unhold(each)
+
+    def changed(self, module: torch.nn.Module, tensor: torch.Tensor | None) -> None:
+        """Watch a tensor that a module has got; None: any (`reported_calls.ChangeListener`)."""
+        if not self._is_here():
+            return
+        self._modules[id(module)] = module
+        self._has_rest = self._do_leave
+        if not self._is_watching:
+            self._watch_all()
+        elif tensor is None:
+            self._watch(_list_of(module))
+        else:
+            self._watch([tensor])
+
+    def captures(self) -> None:
+        """Let no more weights leave: a graph that is replayed reads them by their address."""
+        self._is_captured = True
+
+    def _list(self) -> Iterable[torch.Tensor]:
+        return (each for module in list(self._modules.values()) for each in _list_of(module))
+
+    def _watch_all(self) -> None:
+        if self._device.in_use_bytes() < self._least_bytes:
+            return
+        if not self._is_watching:
+            for method in BY_ADDRESS:
+                method.add(self._mover)
+            # As that of optimizers, this memory is not what the program keeps by mistake.
+            tracker = self._device.shared.tracker
+            self._mover.held_tag = tracker.tag_named("weights") | TAG_OPTIMIZER
+            self._is_watching = True
+        self._watch(self._list())
+
+    def _watch(self, tensors: Iterable[torch.Tensor]) -> None:
+        try:
+            with self._device.shared.lock, hidden():
+                for each in tensors:
+                    if not is_wrapper(each):
+                        self._mover.watch(each, self._min_bytes)
+        except RuntimeError as error:  # which matters if they have to leave
+            self._refusal = error
+
+    # ---- when they leave -------------------------------------------------------------------------
+
+    def adopt(self) -> bool:
+        """Let watched weights leave that nothing else holds; return whether there are more of them.
+
+        Also in the middle of operators: not those that these use. The runtime's lock is held.
+
+        Raises:
+            RuntimeError: other libraries use the dispatch keys that this needs.
+        """
+        if not self._is_watching or self._is_adopting:
+            return False
+        if self._refusal is not None:
+            raise self._refusal
+        self._is_adopting = self._has_rest = True
+        try:
+            before_bytes = self._mover.held[0]
+            if self._device.name.type != "cpu":  # kernels of any stream may use them
+                torch.get_device_module(self._device.name).synchronize(self._device.name)
+            placement = Placement(Action.AUTO, min_bytes=self._min_bytes)
+            for each in self._list():
+                self._mover.hold(each, placement)
+            self._mover.begin_held()
+            self._do_leave = self._mover.held[0] > 0
+            return self._mover.held[0] > before_bytes
+        finally:
+            self._is_adopting = False
+
+    def adopt_more(self) -> bool:
+        """Adopt in a step: not if other ranks may plan with this one, or read weights."""
+        is_fixed = is_distributed() or self._is_captured or self._refusal is not None
+        return not is_fixed and self.adopt()
+
+    def end_step(self) -> None:
+        """Let more weights leave if some do: those that are new, or had views in the step."""
+        if self._has_rest:
+            self.adopt_more()
+            self._has_rest = False
 
 
 def list_named(model: torch.nn.Module | None) -> list[tuple[str, torch.Tensor]]:
@@ -34,15 +182,11 @@ def list_named(model: torch.nn.Module | None) -> list[tuple[str, torch.Tensor]]:
     ]
 
 
-def hold_weights(mover: Mover, weights: list[torch.Tensor], min_bytes: int) -> None:
-    """Let weights leave, as long as nothing else holds their memory. The runtime's lock is held.
+def is_distributed() -> bool:
+    """Return whether there are process groups: ranks plan together, collectives read weights."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
-    Args:
-        mover: moves them.
-        weights: all tensors of the program with their memory.
-        min_bytes: the least size of a storage that leaves.
-    """
-    placement = Placement(Action.AUTO, min_bytes=min_bytes)
-    for each in weights:
-        mover.hold(each, placement)
-    mover.begin_held()
+
+def _list_of(module: torch.nn.Module) -> list[torch.Tensor]:
+    tables = (parameters_of(module), buffers_of(module))
+    return [each for table in tables for each in list(table.values()) if each is not None]

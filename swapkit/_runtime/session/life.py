@@ -31,6 +31,7 @@ from swapkit._runtime.process.undo import Undo, raise_first
 from swapkit._runtime.saved.eviction import EvictionTerms
 from swapkit._runtime.saved.hooks import Hooks, pop_left
 from swapkit._runtime.saved.swapper import Swapper
+from swapkit._runtime.saved.weights import is_distributed
 from swapkit._runtime.session.hints import Shortage, find_planned_bytes, list_facts, list_hints
 from swapkit._runtime.session.history import StepHistory, predictions
 from swapkit._runtime.shim.types import Placement
@@ -276,15 +277,20 @@ class SessionLife:
             swappers.append(self.swapper)
 
     def _hold_weights(self) -> None:
-        """Let the model's weights leave if it takes more memory than the limit."""
-        model, installation = self._model, self.installation
-        is_needed = installation.pool.in_use_bytes() > self.limit_bytes
-        if model is None or installation.sessions or not is_needed:
-            return
+        """Let weights leave when memory runs out: now, if more than the limit is in use."""
+        model, installation, swapper = self._model, self.installation, self.swapper
         is_moved = self._config.policy in MOVES_WEIGHTS and installation.pool.address != 0
-        if is_moved and not is_fsdp(model):
-            self._of_process.add(self.swapper.end_weights)
-            self.swapper.hold_weights(model)
+        if not is_moved or installation.sessions or (model is not None and is_fsdp(model)):
+            return
+        is_needed = installation.pool.in_use_bytes() > self.limit_bytes
+        if is_needed or not is_distributed():
+            self._of_process.add(swapper.weights.stop)
+            swapper.weights.start(
+                model, self.limit_bytes, is_here=lambda: swapper in thread_state.sessions
+            )
+        if is_needed:
+            with installation.lock:
+                swapper.weights.adopt()
 
     def _bind_threads(self) -> None:
         """Bind the threads that work for the device to CPUs near it, if that is asked for."""

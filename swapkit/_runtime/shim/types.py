@@ -371,8 +371,8 @@ class Mover(Protocol):
         The recomputed bytes must match the digest (`compare_digest` in `callbacks.py`).
         """
 
-    def hold(self, tensor: torch.Tensor, placement: Placement, /) -> bool:
-        """Let a tensor's storage leave between two uses, as long as only known tensors view it.
+    def watch(self, tensor: torch.Tensor, min_bytes: int, /) -> bool:
+        """Prepare a tensor of at least so many bytes for `hold`.
 
         Return False if it is not plain memory of the pool, or another session holds it.
 
@@ -380,8 +380,26 @@ class Mover(Protocol):
             RuntimeError: other libraries use the dispatch keys that this needs.
         """
 
+    def expose(self, tensor: torch.Tensor, /) -> None:
+        """Note that code may know the address of a tensor's bytes: `hold` refuses it."""
+
+    def hold(self, tensor: torch.Tensor, placement: Placement, /) -> bool:
+        """Let the storage of a watched tensor leave between two uses, from `begin_held` on.
+
+        Return False if an operator runs with it, its address is known, or another session holds it.
+        """
+
     def begin_held(self) -> None:
         """Begin to let held storages leave: those that nothing else holds. Forget the others."""
+
+    def is_sealed(self, storage: int, /) -> bool:
+        """Return whether a storage, by its address, may leave now or later, by any mover."""
+
+    def run_with(self, read: int, written: int, call: Callable[[], Any], /) -> Any:  # noqa: ANN401
+        """Call a function while the bytes of two storages are on the device; 0: no storage.
+
+        The function changes those of the second one.
+        """
 
     def unhold(self, tensor: torch.Tensor, /) -> None:
         """Take the mark from a tensor whose storage is not held any more, by any mover."""

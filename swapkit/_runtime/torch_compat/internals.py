@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from operator import attrgetter, methodcaller
 from typing import TYPE_CHECKING, Any
 
@@ -57,8 +58,10 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store as Store  # noqa: PLC0414 - re-exported
 
 __all__ = [
+    "ADDING_CALLS",
     "ANY_HOOK_CHECK",
     "AROUND_MODULE_CALL",
+    "CHANGING_CALLS",
     "CXX11_ABI",
     "DISABLE_CALL",
     "ENABLE_CALL",
@@ -98,6 +101,7 @@ __all__ = [
     "destroy_library",
     "disabled_dispatch",
     "engine",
+    "file_writer",
     "fix_weak_storage",
     "forget_removed_hooks",
     "free_weak_storage",
@@ -110,6 +114,7 @@ __all__ = [
     "has_kernel",
     "has_kernel_for",
     "has_python_key",
+    "has_storage",
     "higher_order_operators",
     "hooks_disabled_message",
     "innermost_transform",
@@ -195,7 +200,10 @@ weak_storage: Callable[[torch.UntypedStorage], int] = methodcaller("_weak_ref")
 # Make the Python object of a storage own the storage. Needed for an object from a weak reference:
 # else the storage may be freed while the object lives.
 fix_weak_storage: Callable[[torch.UntypedStorage], None] = methodcaller("_fix_weakref")
+has_storage: Callable[[torch.Tensor], bool] = torch._C._has_storage
 is_zero_tensor: Callable[[torch.Tensor], bool] = torch.Tensor._is_zerotensor
+# The class that writes the records of `torch.save`.
+file_writer: Callable[[], Any] = partial(getattr, torch._C, "PyTorchFileWriter")
 # The names of a tensor's dispatch keys, as text.
 key_names: Callable[[torch.Tensor], str] = torch._C._dispatch_key_set
 is_cow: Callable[[torch.Tensor], bool] = torch._C._is_cow_tensor  # type: ignore[attr-defined]
@@ -224,6 +232,9 @@ buffers_of: Callable[[torch.nn.Module], dict[str, torch.Tensor | None]] = attrge
 # calls the first, and has few locals.
 MODULE_CALL = torch.nn.Module._call_impl.__code__
 AROUND_MODULE_CALL = torch.nn.Module._wrapped_call_impl.__code__
+# The methods of modules that add one tensor, and those that replace any number of them.
+ADDING_CALLS = ("register_parameter", "register_buffer")
+CHANGING_CALLS = ("_apply", "_load_from_state_dict", "__setstate__")
 # In `module_hooks`: the hooks called before and after each forward.
 MODULE_HOOK_TABLES = ("_global_forward_pre_hooks", "_global_forward_hooks")
 ANY_HOOK_CHECK = "_has_any_global_hook"  # only called before a call of a compiled module

@@ -1,8 +1,9 @@
-"""Calls of torch's classes that are reported to listeners: waits, resizes, regions, jobs."""
+"""Calls of torch's classes that are reported: waits, weights, resizes, regions, jobs."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 from collections.abc import Callable, Collection, Sequence
@@ -11,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch.distributed
 
-from swapkit._runtime.torch_compat.internals import work_class
+from swapkit._runtime.torch_compat.internals import ADDING_CALLS, CHANGING_CALLS, work_class
 from swapkit._runtime.torch_compat.isolation import untraced, untraced_itself
 from swapkit.ir.traces import StagePlace
 
@@ -53,16 +54,20 @@ class ReplacedMethod(Generic[_Listener]):
 
     def add(self, listener: _Listener) -> None:
         """Report calls to a listener from now on."""
-        owner = self._find_class()
-        if owner is None:
-            return
         with self._lock:
             self._listeners = (*self._listeners, listener)
-            if self._replacement is None:
-                self._is_own = self._name in vars(owner)
-                self._plain = getattr(owner, self._name)
-                self._replacement = self._make(self._plain)
-                setattr(owner, self._name, self._replacement)
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Replace the method for listeners that came when there was no such class yet."""
+        owner = self._find_class()
+        with self._lock:
+            if owner is None or self._replacement is not None or not self._listeners:
+                return
+            self._is_own = self._name in vars(owner)
+            self._plain = getattr(owner, self._name)
+            self._replacement = self._make(self._plain)
+            setattr(owner, self._name, self._replacement)
 
     def remove(self, listener: _Listener) -> None:
         """Report no more calls to a listener; without others, torch has its own method again.
@@ -112,40 +117,58 @@ def _make(plain: Any) -> Callable[..., Any]:  # noqa: ANN401 - torch's method
 
 waits: ReplacedMethod[WaitListener] = ReplacedMethod(work_class, "wait", _make)
 
-# ---- methods of weights --------------------------------------------------------------------------
+# ---- changes of weights --------------------------------------------------------------------------
 #
-# Methods that torch refuses for a weight that may leave the device: `tolist`, which also prints a
-# tensor, reads memory on the CPU by its address; `new` and `new_tensor` do not know the weight's
-# dispatch key. They run on a tensor that stands for the weight.
+# Calls that give a module other parameters or buffers. Torch has global hooks for some of them, in
+# tables that must not change while another thread calls them. And captures of graphs on a GPU, each
+# replay of which uses the addresses of then.
 
 
-def _with(stand_in: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any], Callable[..., Any]]:
+class ChangeListener(Protocol):
+    """Notified of every such call on its thread, with no lock held."""
+
+    def changed(self, module: torch.nn.Module, tensor: torch.Tensor | None, /) -> None:
+        """Note that a module has got a tensor; None: any."""
+
+    def captures(self) -> None:
+        """Note that a graph is about to be captured."""
+
+
+def _change(name: str, *, is_of_one: bool) -> ReplacedMethod[ChangeListener]:
     def make(plain: Any) -> Callable[..., Any]:  # noqa: ANN401 - torch's method
-        @untraced
-        def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - torch's
-            try:
-                return plain(self, *args, **kwargs)
-            except RuntimeError:
-                return plain(stand_in(self), *args, **kwargs)
+        @untraced_itself
+        @functools.wraps(plain)
+        def run(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - torch's
+            result = plain(module, *args, **kwargs)
+            given = next((each for each in args if isinstance(each, torch.Tensor)), None)
+            for listener in changes.listeners_of(run):
+                listener.changed(module, given if is_of_one else None)
+            return result
 
-        return method
+        return run
 
-    return make
-
-
-def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().clone()
-
-
-def _empty_like(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    changes: ReplacedMethod[ChangeListener] = ReplacedMethod(lambda: torch.nn.Module, name, make)
+    return changes
 
 
-# Listeners are only who needs them.
-BY_ADDRESS: tuple[ReplacedMethod[object], ...] = (
-    ReplacedMethod(lambda: torch.Tensor, "tolist", _with(_copy_of)),
-    ReplacedMethod(lambda: torch.Tensor, "new", _with(_empty_like)),
-    ReplacedMethod(lambda: torch.Tensor, "new_tensor", _with(_empty_like)),
+def _make_capture(plain: Any) -> Callable[..., Any]:  # noqa: ANN401 - torch's method
+    @untraced
+    @functools.wraps(plain)
+    def capture_begin(graph: object, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - torch's
+        for listener in _captures.listeners_of(capture_begin):
+            listener.captures()
+        return plain(graph, *args, **kwargs)
+
+    return capture_begin
+
+
+_captures: ReplacedMethod[ChangeListener] = ReplacedMethod(
+    lambda: torch.cuda.CUDAGraph, "capture_begin", _make_capture
+)
+WEIGHT_CHANGES = (
+    *(_change(name, is_of_one=True) for name in ADDING_CALLS),
+    *(_change(name, is_of_one=False) for name in CHANGING_CALLS),
+    _captures,
 )
 
 # ---- resized storages ----------------------------------------------------------------------------

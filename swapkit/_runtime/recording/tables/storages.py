@@ -180,7 +180,7 @@ class Storages:
         """Return whether a storage has no memory at this address any more."""
         watch = self._watches.get(number)
         storage = None if watch is None else watch.storage()
-        return storage is None or storage.data_ptr() != memory
+        return storage is None or _address_of(storage) != memory
 
     def written(self, tensor: torch.Tensor, operator: int) -> int | None:
         """Return the number of the storage that an operator wrote; it may have got new memory."""
@@ -191,7 +191,7 @@ class Storages:
         storage = tensor.untyped_storage()
         nbytes = storage.nbytes()
         had_none = watch.nbytes == 0 < nbytes
-        if had_none or (watch.memory and storage.data_ptr() != watch.memory):
+        if had_none or (watch.memory and _address_of(storage) != watch.memory):
             self._end(watch, operator if had_none else operator + 1)
             return self.add(tensor, operator)
         counted = self._counted_bytes(storage, tensor.device)
@@ -211,7 +211,7 @@ class Storages:
                 self.lives[given.number].death = given.death
             elif watch.memory != given.address:
                 pass  # a session has moved its bytes
-            elif storage.data_ptr() == given.address:  # given back, and taken again at once
+            elif _address_of(storage) == given.address:  # given back, and taken again at once
                 self._blocks.attach(given.address, given.number)
             else:
                 self._end(watch, given.death)
@@ -336,11 +336,19 @@ class Storages:
         """Return the address of a storage's memory in the pool; 0: it has none there."""
         if self._pool is None or not device.type == storage.device.type == self._device.type:
             return 0  # the storage of a fake tensor has no address, and `data_ptr` would warn
-        try:
-            address = storage.data_ptr()
-        except RuntimeError:
-            return 0  # a wrapper subclass has no memory of its own
+        address = _address_of(storage)
         return address if self._pool.owns(address) else 0
+
+
+def _address_of(storage: torch.UntypedStorage) -> int:
+    """Return where the memory of a storage is; 0: it has none, as of a wrapper, or none that stays.
+
+    Weights begin to leave the device in the middle of a step. Its trace is not used.
+    """
+    try:
+        return storage.data_ptr()
+    except RuntimeError:
+        return 0
 
 
 def tensors_in(values: Iterable[Any], found: list[torch.Tensor]) -> None:

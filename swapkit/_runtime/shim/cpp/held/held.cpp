@@ -37,7 +37,7 @@ int begin_leaving(Mover *mover, Held *held) {
     c10::SmallVector<std::int64_t, 2> streams;
     {
         std::lock_guard guard(held_lock);
-        if (!held->is_here || held->pins != 0 || held->is_kept) {
+        if (!held->is_here || held->pins != 0 || !held->is_sealed) {
             return 0;
         }
         held->is_here = false; // an operator that comes now waits for the runtime's lock
@@ -94,7 +94,7 @@ std::vector<Held *> list_farthest(const Mover *mover, std::size_t least, bool al
     std::vector<std::pair<std::pair<std::size_t, std::uint64_t>, Held *>> found;
     for (Held *each : order.all) {
         std::size_t next = next_use(order, each);
-        if (each->pins == 0 && next > least && (each->is_here || all)) {
+        if (each->pins == 0 && each->is_sealed && next > least && (each->is_here || all)) {
             found.push_back({{never - next, each->last_use}, each});
         }
     }
@@ -305,46 +305,64 @@ int take_over(Held *held) {
     return forget_held(former.get(), held) ? 1 : 0;
 }
 
-// Make the entry of a storage. Null: an exception is set.
-Held *held_new(Mover *mover, c10::StorageImpl *storage, const Terms &terms) {
-    Group *group = group_new(mover, terms, {.storage = storage, .version = 0});
-    if (group == nullptr) {
-        return nullptr;
+// Make the entry of a storage. 0: its memory may be in use now; -1: an exception is set.
+int held_new(Mover *mover, c10::StorageImpl *storage, const Terms &terms) {
+    auto group = Ref<Group>::steal(group_new(mover, terms, {.storage = storage, .version = 0}));
+    if (!group) {
+        return -1;
     }
     group->is_held = 1;
     group->stream = current_stream(mover->device());
     auto made = std::make_unique<Held>();
-    made->group = group;
-    Held *held = made.get();
+    made->group = group.get();
     std::lock_guard guard(held_lock);
-    held_table.emplace(storage, std::move(made));
-    mover->books->held.all.push_back(held);
-    return held;
-}
-
-// Let a mover have the entry of a storage. As `take_over`.
-int own_entry(Mover *mover, c10::StorageImpl *storage, const Terms &terms) {
-    Held *held = find_held(storage);
-    int is_free = held == nullptr || held->group->mover == mover ? 1 : take_over(held);
-    if (is_free != 1 || find_held(storage) != nullptr) {
-        return is_free;
-    }
-    if (!is_counted(mover, *storage)) {
+    if (watched_running.count(storage) != 0 || watched_exposed.count(storage) != 0) {
         return 0;
     }
-    return held_new(mover, storage, terms) == nullptr ? -1 : 1;
-}
-
-// Let a tensor carry the key.
-void mark(Held *held, c10::TensorImpl *impl) {
-    std::lock_guard guard(held_lock);
-    if (std::find(held->tensors.begin(), held->tensors.end(), impl) == held->tensors.end()) {
-        held->tensors.push_back(impl);
-        Keys::of(*impl) = impl->key_set().add(held_key());
-    }
+    mover->books->held.all.push_back(made.get());
+    held_table.emplace(storage, std::move(made));
+    group.release();
+    return 1;
 }
 
 } // namespace
+
+int watch(Mover *mover, PyObject *tensor, std::size_t min_bytes) {
+    c10::TensorImpl *impl = nullptr;
+    if (!impl_of(tensor, &impl)) {
+        return -1;
+    }
+    c10::StorageImpl *storage = plain_storage(*impl, std::max<std::size_t>(min_bytes, 1));
+    if (storage == nullptr || impl->device() != mover->device()) {
+        return 0;
+    }
+    Held *held = find_held(storage);
+    int is_free = held == nullptr || held->group->mover == mover ? 1 : take_over(held);
+    if (is_free != 1) {
+        return is_free;
+    }
+    if (find_held(storage) == nullptr && !is_counted(mover, *storage)) {
+        return 0;
+    }
+    if (!trap_register()) {
+        return -1;
+    }
+    std::lock_guard guard(held_lock);
+    Keys::of(*impl) = impl->key_set().add(held_key());
+    return 1;
+}
+
+bool expose(Mover *, PyObject *tensor) {
+    c10::TensorImpl *impl = nullptr;
+    if (!impl_of(tensor, &impl)) {
+        return false;
+    }
+    if (is_trapped(*impl) && impl->has_storage()) {
+        std::lock_guard guard(held_lock);
+        watched_exposed.insert(impl->unsafe_storage().unsafeGetStorageImpl());
+    }
+    return true;
+}
 
 int hold(Mover *mover, PyObject *tensor, PyObject *placement) {
     c10::TensorImpl *impl = nullptr;
@@ -353,19 +371,25 @@ int hold(Mover *mover, PyObject *tensor, PyObject *placement) {
         return -1;
     }
     Ref<> own = Ref<>::steal(terms.placement); // `group_new` takes its own
-    c10::StorageImpl *storage = plain_storage(*impl, std::max<std::size_t>(terms.min_bytes, 1));
+    c10::StorageImpl *storage =
+        is_trapped(*impl) ? plain_storage(*impl, std::max<std::size_t>(terms.min_bytes, 1))
+                          : nullptr;
     if (storage == nullptr || impl->device() != mover->device()) {
         return 0;
     }
-    if (!trap_register()) {
-        return -1;
+    Held *held = find_held(storage);
+    if (held != nullptr && held->group->mover != mover) {
+        return 0;
     }
-    int is_own = own_entry(mover, storage, terms);
-    if (is_own != 1) {
-        return is_own;
+    int is_own = held != nullptr ? 1 : held_new(mover, storage, terms);
+    if (is_own == 1) {
+        std::lock_guard guard(held_lock);
+        auto &known = find_held(storage)->tensors;
+        if (std::find(known.begin(), known.end(), impl) == known.end()) {
+            known.push_back(impl);
+        }
     }
-    mark(find_held(storage), impl);
-    return 1;
+    return is_own;
 }
 
 namespace {
@@ -389,10 +413,11 @@ void held_begin(Mover *mover) {
     for (Held *each : std::vector<Held *>(mover->books->held.all)) {
         {
             std::lock_guard guard(held_lock);
-            each->is_sealed = each->is_sealed || !each->is_here || is_ours(each);
+            each->is_sealed =
+                each->is_sealed || !each->is_here || (!each->is_kept && is_ours(each));
             seal(each, each->pins == 0);
         }
-        if (!each->is_sealed) {
+        if (!each->is_sealed && !each->is_kept) {
             (void)forget_held(mover, each);
         }
     }
@@ -497,6 +522,10 @@ bool held_end(Mover *mover) {
     HeldOrder &order = mover->books->held;
     order.is_over = true;
     (void)sweep(mover);
+    {
+        std::lock_guard guard(held_lock);
+        watched_exposed.clear();
+    }
     for (Held *each : std::vector<Held *>(order.all)) {
         int started = 1;
         if (group_state(each->group) == SK_GROUP_OUT && !start_held(mover, each, true, &started)) {
@@ -516,8 +545,11 @@ bool held_end(Mover *mover) {
 Ref<> held_bytes(Mover *mover) {
     unsigned long long all = 0, here = 0, kept = 0, in_regions = 0;
     for (const Held *each : mover->books->held.all) {
-        all += each->group->nbytes;
         std::lock_guard guard(held_lock);
+        if (!each->is_sealed && !each->is_kept) {
+            continue;
+        }
+        all += each->group->nbytes;
         in_regions += each->regions != 0 ? each->group->nbytes : 0;
         if (each->is_here) {
             here += each->group->nbytes;

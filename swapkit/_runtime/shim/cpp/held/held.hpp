@@ -9,7 +9,8 @@
 // agenda: operators bring it, and a rescue lets it go, farthest next use first, by the order of
 // uses in the last step. A storage is held that only known tensors view. From then on all views
 // have the key, and reading the address raises torch's error while no operator runs with the
-// storage.
+// storage. Tensors get the key some time before (they are *watched*): only of those is known which
+// operators run with them, so that memory can be given up where it runs out, in an operator.
 //
 // `held_lock` guards what operators read and write here, on any thread, without the GIL; no other
 // lock is taken while it is held. All else needs the GIL and the runtime's lock.
@@ -70,7 +71,10 @@ class HeldUses : Unmovable {
     void keep();
 
   private:
+    Held *pin(const c10::StorageImpl *storage);
+
     c10::SmallVector<Held *, 8> uses_;
+    c10::SmallVector<const c10::StorageImpl *, 4> watched_;
     bool is_late_ = false, is_region_;
     bool is_due_ = false; // moves of a plan are
 };
@@ -95,11 +99,23 @@ bool held_aliased(const c10::TensorImpl *alias);
 // Note that such a handle has been freed.
 void held_unaliased(const c10::TensorImpl *alias);
 
-// Hold the storage of a tensor, with a placement's terms. 0: it is not plain memory that a budget
-// counts, or another session holds it; -1: an exception is set.
+// Let a tensor of at least so many bytes carry the key: its storage may be held later. 0: it is not
+// plain memory that a budget counts, or another session holds it; -1: an exception is set.
+int watch(Mover *mover, PyObject *tensor, std::size_t min_bytes);
+// Note that code may know the address of a tensor's bytes: if it carries the key, its storage is
+// not held before the session ends. False: an exception is set.
+bool expose(Mover *mover, PyObject *tensor);
+// Hold the storage of a tensor that carries the key, with a placement's terms. Also in the middle
+// of operators. 0: one runs with it, its address is known, or another session holds it; -1: an
+// exception is set.
 int hold(Mover *mover, PyObject *tensor, PyObject *placement);
 // Begin to let them leave: those that nothing else holds. The others are forgotten.
 void held_begin(Mover *mover);
+// Return whether a storage, by its address, is sealed: 0 or 1; 0 for 0, too. By any mover.
+int is_sealed(Mover *mover, std::size_t storage);
+// Call a function of Python while the bytes of two storages, by their addresses, are here; 0: no
+// storage. It changes the bytes of the second one. Null: an exception is set.
+PyObject *run_with(Mover *mover, std::size_t read, std::size_t written, PyObject *function);
 // Take the key from a tensor whose storage is not held any more. False: an exception is set.
 bool unhold(Mover *mover, PyObject *tensor);
 // Let held storages go until so many bytes are free. `spares`: not those that are used soon. Return

@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 namespace swapkit {
@@ -36,6 +37,11 @@ extern std::unordered_map<const c10::StorageImpl *, std::unique_ptr<Held>> &held
 // Handles of saved tensors by their alias, by storage: they outlive sessions.
 extern std::unordered_map<const c10::StorageImpl *,
                           std::unordered_map<const c10::TensorImpl *, std::size_t>> &held_aliases;
+
+// How many operators run with storages that may be held, and are not; and those whose address other
+// code may know. Only compared.
+extern std::unordered_map<const c10::StorageImpl *, std::size_t> &watched_running;
+extern std::unordered_set<const c10::StorageImpl *> &watched_exposed;
 
 inline HeldOrder &order_of(const Held *held) { return held->group->mover->books->held; }
 

@@ -21,6 +21,11 @@ std::unordered_map<const c10::StorageImpl *,
     *new std::unordered_map<const c10::StorageImpl *,
                             std::unordered_map<const c10::TensorImpl *, std::size_t>>;
 
+std::unordered_map<const c10::StorageImpl *, std::size_t> &watched_running =
+    *new std::unordered_map<const c10::StorageImpl *, std::size_t>;
+std::unordered_set<const c10::StorageImpl *> &watched_exposed =
+    *new std::unordered_set<const c10::StorageImpl *>;
+
 [[maybe_unused]] static const int held_at_fork = pthread_atfork(
     [] { held_lock.lock(); }, [] { held_lock.unlock(); }, [] { held_lock.unlock(); });
 
@@ -149,12 +154,18 @@ void end_over() {
 } // namespace
 
 HeldUses::~HeldUses() {
-    if (uses_.empty()) {
+    if (uses_.empty() && watched_.empty()) {
         return;
     }
     bool is_any_over = false;
     {
         std::lock_guard guard(held_lock);
+        for (const c10::StorageImpl *each : watched_) {
+            auto found = watched_running.find(each);
+            if (--found->second == 0) {
+                watched_running.erase(found);
+            }
+        }
         for (Held *each : uses_) {
             each->pins--;
             each->regions -= is_region_ ? 1 : 0;
@@ -173,30 +184,34 @@ template <bool (*moves)(Mover *)> static bool carry_out(const Held *held) {
     return lock && moves(mover.get());
 }
 
-void HeldUses::add(const c10::StorageImpl *storage, bool writes) {
-    std::lock_guard guard(held_lock);
-    if (Held *held = find_held(storage)) {
+Held *HeldUses::pin(const c10::StorageImpl *storage) {
+    Held *held = find_held(storage);
+    if (held != nullptr) {
         seal(held, false);
         held->pins++;
         held->regions += is_region_ ? 1 : 0;
+        is_late_ = is_late_ || needs_bringing(held);
+        uses_.push_back(held);
+    } else if (storage != nullptr) {
+        watched_running[storage]++;
+        watched_.push_back(storage);
+    }
+    return held;
+}
+
+void HeldUses::add(const c10::StorageImpl *storage, bool writes) {
+    std::lock_guard guard(held_lock);
+    if (Held *held = pin(storage)) {
         held->is_written = held->is_written || writes;
         count_use(held);
-        is_late_ = is_late_ || needs_bringing(held);
         is_due_ = is_due_ || is_due(order_of(held), held);
-        uses_.push_back(held);
     }
 }
 
 void HeldUses::add_again(const c10::TensorImpl &operand) {
-    if (!is_trapped(operand) || !operand.has_storage()) {
-        return;
-    }
-    std::lock_guard guard(held_lock);
-    if (Held *held = find_held(operand.unsafe_storage().unsafeGetStorageImpl())) {
-        seal(held, false);
-        held->pins++;
-        is_late_ = is_late_ || needs_bringing(held);
-        uses_.push_back(held);
+    if (is_trapped(operand) && operand.has_storage()) {
+        std::lock_guard guard(held_lock);
+        (void)pin(operand.unsafe_storage().unsafeGetStorageImpl());
     }
 }
 
@@ -228,6 +243,20 @@ void HeldUses::keep() {
         each->is_kept = true;
         each->is_sealed = false;
     }
+}
+
+int is_sealed(Mover *, std::size_t storage) {
+    std::lock_guard guard(held_lock);
+    const Held *held = find_held(reinterpret_cast<const c10::StorageImpl *>(storage));
+    return held != nullptr && held->is_sealed ? 1 : 0;
+}
+
+PyObject *run_with(Mover *, std::size_t read, std::size_t written, PyObject *function) {
+    HeldUses uses;
+    uses.add(reinterpret_cast<const c10::StorageImpl *>(read), false);
+    uses.add(reinterpret_cast<const c10::StorageImpl *>(written), true);
+    uses.bring();
+    return PyObject_CallNoArgs(function);
 }
 
 std::size_t held_most_bytes(const c10::TensorImpl &tensor) {

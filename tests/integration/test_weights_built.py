@@ -1,0 +1,137 @@
+"""Weights leave when memory runs out: those of a model that fits, or is built inside a session."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch import nn
+
+import swapkit
+from tests.integration.test_weights import SEALED, InBackward, digest_of, keys_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+WIDTH, LAYERS = 128, 12
+PART = WIDTH * WIDTH * 4  # the bytes of a weight
+WHOLE = LAYERS * PART
+
+
+@pytest.fixture(autouse=True)
+def installed() -> Iterator[None]:
+    """Serve torch on the CPU."""
+    swapkit.install(device="cpu")
+    yield
+    gc.collect()
+    swapkit.uninstall()
+
+
+def layers(count: int = LAYERS) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(count)])
+
+
+def on_meta() -> nn.Sequential:
+    with torch.device("meta"):
+        model = layers()
+    model.to_empty(device="cpu")
+    torch.manual_seed(0)
+    for layer in model:
+        layer.reset_parameters()  # type: ignore[operator]
+    return model
+
+
+def loaded(*, assign: bool) -> nn.Sequential:
+    model = layers()
+    for number in range(LAYERS):
+        state = {f"{number}.{key}": value for key, value in layers(1)[0].state_dict().items()}
+        model.load_state_dict(state, strict=False, assign=assign)
+    return model
+
+
+BUILDERS: dict[str, Callable[[], nn.Module]] = {
+    "made": layers,
+    "meta": on_meta,
+    "loaded": lambda: loaded(assign=False),
+    "assigned": lambda: loaded(assign=True),
+    "copied": lambda: copy.deepcopy(layers()),
+    "cast": lambda: layers().double().float(),
+    "average": lambda: torch.optim.swa_utils.AveragedModel(layers()),
+}
+
+
+def train(model: nn.Module, rows: int = 8, steps: int = 3) -> list[str]:
+    """Return the bits of each step's loss, and of the weights."""
+    optimizer = InBackward([each for each in model.parameters() if each.requires_grad])
+    found = []
+    for step in range(steps):
+        torch.manual_seed(step)
+        loss = model(torch.randn(rows, WIDTH)).square().mean()
+        loss.backward()
+        found.append(digest_of(loss))
+        optimizer.step()
+    return [*found, *(digest_of(each) for each in model.parameters())]
+
+
+@pytest.mark.parametrize("policy", ["auto", "rescue"])
+@pytest.mark.parametrize("builder", BUILDERS)
+def test_model_when_built_inside_of_a_session_and_too_large_then_it_trains_to_the_same_bits(
+    builder: str, policy: str
+) -> None:
+    expected = train(BUILDERS[builder]())
+    keys = {keys_of(each) for each in layers(1).parameters()}
+    gc.collect()
+    limit = int(WHOLE * (1.3 if builder == "cast" else 0.6))
+    with swapkit.budget(limit, policy=policy) as session:
+        model = BUILDERS[builder]()
+        assert train(model) == expected
+        assert "weights: " in session.explain()
+        assert session.stats.peak_bytes <= limit
+    assert {keys_of(each) for each in model.parameters()} == keys
+
+
+@pytest.mark.parametrize("policy", ["auto", "swap", "rescue"])
+def test_step_when_it_does_not_fit_beside_a_model_that_does_then_weights_leave_in_its_middle(
+    policy: str,
+) -> None:
+    rows = 3 * WIDTH
+    expected = train(layers(), rows, 6)
+    limit = WHOLE + 5 * PART  # an operator of backward needs 9 parts besides weights
+    model = layers()
+    weight = model[0].get_parameter("weight")
+    with swapkit.budget(limit, model, policy=policy) as session:
+        address = model[1].get_parameter("weight").data_ptr()  # so that it stays
+        assert "weights: " not in session.explain()
+        assert train(model, rows, 6) == expected
+        assert "weights: " in session.explain()
+        with pytest.raises(RuntimeError, match=SEALED):
+            weight.data_ptr()
+        assert model[1].get_parameter("weight").data_ptr() == address
+        assert session.stats.peak_bytes <= limit
+    assert weight.data_ptr()
+
+
+def test_weights_when_a_device_graph_was_captured_then_they_stay() -> None:
+    model = layers()
+    with swapkit.budget(2 * WHOLE, model, policy="rescue"):
+        with pytest.raises((TypeError, AttributeError)):  # there is no GPU
+            torch.cuda.CUDAGraph.capture_begin(object())  # type: ignore[arg-type]
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(3 * WHOLE // 2, dtype=torch.uint8)
+        assert model[0].get_parameter("weight").data_ptr()
+
+
+def test_construction_when_it_fails_then_what_was_built_before_is_whole() -> None:
+    expected = train(layers())
+    with swapkit.budget(int(WHOLE * 0.6), policy="rescue") as session:
+        model = layers()
+        with pytest.raises(torch.OutOfMemoryError):
+            nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, LAYERS * WIDTH))
+        with pytest.raises(RuntimeError, match="size mismatch"):
+            model.load_state_dict({**model.state_dict(), "0.weight": torch.zeros(1)})
+        assert train(model) == expected
+        assert session.stats.peak_bytes <= WHOLE * 0.6
