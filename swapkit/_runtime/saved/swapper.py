@@ -23,12 +23,16 @@ from swapkit._runtime.saved import taken_apart
 from swapkit._runtime.saved.device import Counters, Curve, Device, PlannedMove
 from swapkit._runtime.saved.eviction import NO_BUDGET, EvictionTerms, Evictor
 from swapkit._runtime.saved.existing_graphs import adopt_graphs
-from swapkit._runtime.saved.weights import hold_weights, list_weights
+from swapkit._runtime.saved.weights import hold_weights, list_kinds, list_weights
 from swapkit._runtime.shim.types import Mover, Packer, Placement, SavedTensor, StorageGroup
-from swapkit._runtime.torch_compat.internals import NO_TASK, base_of, engine, graph_task
+from swapkit._runtime.torch_compat.internals import NO_TASK, base_of, engine, graph_task, storage_id
 from swapkit._runtime.torch_compat.isolation import hidden, untraced
-from swapkit._runtime.torch_compat.reported_calls import BY_ADDRESS
-from swapkit._runtime.torch_compat.wrappers import graph_of
+from swapkit._runtime.torch_compat.reported_calls import (
+    BY_ADDRESS,
+    ReplacedMethod,
+    operators_of,
+)
+from swapkit._runtime.torch_compat.wrappers import graph_of, is_wrapper, tensors_inside
 from swapkit.ir.plans import Action
 
 # The data types that autocast casts weights to.
@@ -64,6 +68,8 @@ class Swapper:
         self.regions_run = 0  # recomputed regions
         self.events: Packer | None = None  # the session's hooks; each call of them is an event
         self._curve: Curve | None = None
+        self._replaced: tuple[ReplacedMethod[Any], ...] = ()  # while weights may leave
+        self.exclude_key = self.mover.exclude_held
         self._trained: list[weakref.ref[torch.nn.Module | torch.optim.Optimizer]] = []
         self.curve = None
         self.evictor = Evictor(
@@ -110,7 +116,8 @@ class Swapper:
 
     def hold_weights(self, model: torch.nn.Module) -> None:
         """Let the weights of a model leave the device between two uses."""
-        for method in BY_ADDRESS:
+        self._replaced = (*BY_ADDRESS, *map(operators_of, list_kinds(model)))
+        for method in self._replaced:
             method.add(self)
         # As that of optimizers, this memory is not what the program keeps by mistake.
         self.mover.held_tag = self._tracker.tag_named("weights") | TAG_OPTIMIZER
@@ -123,7 +130,7 @@ class Swapper:
         """Bring the weights back, as far as there is room."""
         with self._lock, hidden():
             self.mover.end_held()
-        for method in BY_ADDRESS:
+        for method in self._replaced:
             method.remove(self)
         self.weights_ended()
 
@@ -166,7 +173,7 @@ class Swapper:
         """Return whether a tensor views a parameter, or the cast copy that autocast caches."""
         base = base_of(tensor)
         if base is not None and isinstance(base, torch.nn.Parameter):  # such as weight.t()
-            return True
+            return not is_wrapper(base) or _has_memory_of(tensor, base)
         is_of_function = base is not None and not base.requires_grad  # `to_local` is one
         return _is_cast_weight(tensor) or (is_of_function and _is_local_weight(tensor))
 
@@ -264,6 +271,12 @@ class Swapper:
 @untraced
 def _relabel(tag: int) -> None:
     set_tag(tag)
+
+
+def _has_memory_of(tensor: torch.Tensor, wrapper: torch.Tensor) -> bool:
+    """Return whether a tensor views what is inside a wrapper; it may be computed from it."""
+    own = storage_id(tensor)
+    return any(own == storage_id(each) for each in tensors_inside(wrapper))
 
 
 def _is_local_weight(tensor: torch.Tensor) -> bool:

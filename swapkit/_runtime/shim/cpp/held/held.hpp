@@ -64,6 +64,9 @@ c10::DispatchKey held_key();
 // Register the key's kernel. False: an exception is set, other libraries use all of the keys.
 bool trap_register();
 
+// Let operators on this thread pass by the key's kernel, or not. Return whether they did.
+bool trap_exclude(bool is_excluded);
+
 // Return whether a tensor's storage may be held. Any thread, without the GIL.
 inline bool is_trapped(const c10::TensorImpl &tensor) {
     c10::DispatchKey key = held_key();

@@ -184,6 +184,7 @@ Type mover_type(
     method<"sweep_captured", [](Mover *mover) { return int{mover->books->captured.sweep()}; }>(),
     method<"drop", drop_group>(), method<"hold", hold>(), method<"begin_held", held_begin>(),
     method<"unhold", unhold>(), method<"free_held", held_free>(),
+    method<"exclude_held", [](Mover *, bool excluded) { return int{trap_exclude(excluded)}; }>(),
     method<"end_held_step", held_end_step>(), method<"end_held", held_end>(),
     property<held_bytes>("held"), field("policy", &Mover::policy),
     field("repeated", &Mover::repeated), variable("host_is_full", &Mover::host_is_full),
