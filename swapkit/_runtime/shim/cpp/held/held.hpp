@@ -24,6 +24,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <vector>
 
 namespace swapkit {
@@ -36,9 +37,14 @@ struct Mover;
 struct HeldOrder {
     std::vector<Held *> all;
     std::vector<Held *> now, last; // uses in this step and in the one before
+    std::vector<char> here;        // whether the storage of each use in `last` is
+    std::vector<Held *> idle;      // not used in the one before
     std::size_t at = 0;            // the latest use, in `last`
     std::uint64_t clock = 0;       // uses so far
     std::uint64_t late = 0;        // uses that found the bytes away
+    std::deque<Held *> written;    // in this order; some have been copied since
+    std::deque<Held *> copying;    // out, while they stay
+    std::size_t behind_bytes = 0;  // so many may be copied while they stay
     bool is_over = false;          // the session has ended
 };
 
