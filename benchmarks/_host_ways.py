@@ -26,7 +26,7 @@ from swapkit.simulation.timeline import KEEP, SWAP, as_plan, run
 from swapkit.testing import planning_at_once
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
     from swapkit._runtime.session.session import Session
@@ -45,6 +45,7 @@ SETTLING_STEPS = 24  # most steps until a session is stable, with a plan unchang
 HELD_STEPS = 4  # for this many steps
 UNTIMED_STEPS = 2  # at the start of each turn: caches hold another way's data
 LEAST_BYTES = 1024  # of storages that sessions move
+EXCESS_BYTES = 1 << 17  # in use beyond a budget
 WINDOW = 40  # a copy back may start at most this many slots before the use
 
 
@@ -257,6 +258,47 @@ class InSession:
 
     def _refuse(self, why: str, session: Session) -> NotAsPlanned:
         return NotAsPlanned(f"{self._name}: {why}\n{session.explain()}")
+
+
+class WithWeights:
+    """Training in sessions whose weights may leave the device."""
+
+    def __init__(self, training: Training, room: float) -> None:
+        """Take the room in the budget for more than is in use, as a share of the weights' bytes.
+
+        With a negative one, as many bytes of weights are away.
+        """
+        self._training = training
+        weights_bytes = sum(each.nbytes for each in training.model.parameters())
+        self._room_bytes = int(room * weights_bytes)
+        self.counts = Counts()
+
+    def run(self, steps: int) -> list[Times]:
+        """Train; the counts are of what comes back."""
+        with self._enter() as session:
+            for _ in range(UNTIMED_STEPS):
+                self._training.step()
+            before_bytes = session.stats.swapped_in_bytes
+            times = [self._training.step() for _ in range(steps)]
+            self.counts = Counts((session.stats.swapped_in_bytes - before_bytes) / steps)
+        return times
+
+    @contextlib.contextmanager
+    def _enter(self) -> Iterator[Session]:
+        """Begin a session; weights may leave if more than the budget is in use at its begin."""
+        in_use_bytes = swapkit.memory_stats()["allocated_bytes.all.current"]
+        excess = torch.empty(max(0, self._room_bytes + EXCESS_BYTES), dtype=torch.uint8)
+        limit_bytes = in_use_bytes + self._room_bytes
+        training = self._training
+        with swapkit.budget(limit_bytes, training.model, training.optimizer, policy=RESCUE) as made:
+            del excess
+            yield made
+
+
+def freeze(model: LanguageModel) -> None:
+    """Let only a norm of the first layer require gradients: they pass all other layers."""
+    model.requires_grad_(requires_grad=False)
+    model.blocks[0].get_submodule("norm1").requires_grad_(requires_grad=True)
 
 
 def _count(before: SessionStats, after: SessionStats, steps: int) -> Counts:

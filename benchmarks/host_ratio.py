@@ -19,6 +19,10 @@ turns.
   torch_checkpoint, torch_selective: the same by torch, saving the results of `mm`;
 - gpt_...: the same ways with 10 layers as in GPT-2, width 64, two sequences of 16 tokens, AdamW,
   over gpt_pool;
+- weights_session, weights_resident, weights_streamed: a frozen model (a norm of its first layer is
+  trained) with 8 layers as in GPT-2, width 256, 64 tokens, over weights_pool: in a session whose
+  weights stay; where they may leave, but have room; and in a budget that leaves them the room of a
+  fifth of them. The bytes swapped of the last two are those that come back;
 - planner_recompute_50, planner_recompute_40: a session with `policy="recompute"` within 50 or 40
   per cent of a step's activations; 8 layers, width 64, 256 tokens, over planner_pool.
 
@@ -29,7 +33,7 @@ Sessions must follow their plan to the end of each step, without a rescue or a n
 `mixed_us_per_saved_tensor`, and `mixed_optimizer_us` for the optimizer's step; per step
 `mixed_swapped_bytes`, `mixed_recomputed`; and `mixed_us_per_recomputed_operator`, beyond
 session_free. `forward_operators`, `backward_operators` and `saved_tensors` of the step, and the
-same with the prefixes `gpt_` and `planner_`.
+same with the prefixes `gpt_`, `weights_` and `planner_`.
 """
 
 from __future__ import annotations
@@ -60,9 +64,11 @@ from benchmarks._host_ways import (
     Plain,
     Times,
     Training,
+    WithWeights,
     checkpoint_by_swapkit,
     checkpoint_by_torch,
     count_step,
+    freeze,
     identity,
     leave,
     make_size,
@@ -81,13 +87,14 @@ if TYPE_CHECKING:
     Make = Callable[[], Way]
     Figures = dict[str, float]
 
-POOL, PLANNER_POOL = "pool", "planner_pool"
+POOL, WEIGHTS_POOL, PLANNER_POOL = "pool", "weights_pool", "planner_pool"
 SESSION = "session_free"
 RECOMPUTING = ("recompute_all", "mixed")  # plans whose recomputed operators are counted
 AMPLE_BYTES = 2 << 30
 DIM, TOKENS = 32, 16
 PLANNER_DIM, PLANNER_TOKENS = 64, 256
 GPT_DIM, GPT_BATCH = 64, 2
+WEIGHTS_DIM, WEIGHTS_TOKENS = 256, 64
 PERCENTS = (50, 40)
 MATMULS = frozenset(getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "bmm"))
 
@@ -145,6 +152,18 @@ def list_planner_ways(size: ModelSize) -> dict[str, Make]:
     return {
         PLANNER_POOL: lambda: Plain(training()),
         **{name: session(name, share) for name, share in names.items()},
+    }
+
+
+def list_weight_ways(size: ModelSize) -> dict[str, Make]:
+    """Return a factory for each way to train a frozen model; all share it."""
+    training = cache(lambda: Training(size, freeze, Gpt))
+    session = "weights_session"
+    return {
+        WEIGHTS_POOL: lambda: Plain(training()),
+        session: lambda: InSession(session, training(), RESCUE, AMPLE_BYTES),
+        "weights_resident": lambda: WithWeights(training(), room=4),
+        "weights_streamed": lambda: WithWeights(training(), room=-0.8),
     }
 
 
@@ -258,15 +277,27 @@ class Group:
         return {self.base: self.ways[self.base], **chosen} if chosen else {}
 
 
-def list_groups(layers: int, gpt_layers: int, planner_layers: int) -> tuple[Group, ...]:
+def list_groups(
+    layers: int, gpt_layers: int, weights_layers: int, planner_layers: int
+) -> tuple[Group, ...]:
     tiny = make_size(layers, DIM, TOKENS)
     gpt = replace(
         make_size(gpt_layers, GPT_DIM, TOKENS), heads=4, hidden=4 * GPT_DIM, batch=GPT_BATCH
+    )
+    frozen = replace(
+        make_size(weights_layers, WEIGHTS_DIM, WEIGHTS_TOKENS), heads=4, hidden=4 * WEIGHTS_DIM
     )
     planned = make_size(planner_layers, PLANNER_DIM, PLANNER_TOKENS)
     return (
         Group(base=POOL, prefix="", size=tiny, ways=list_ways(tiny)),
         Group(base="gpt_pool", prefix="gpt_", size=gpt, ways=list_ways(gpt, Gpt, "gpt_"), kind=Gpt),
+        Group(
+            base=WEIGHTS_POOL,
+            prefix="weights_",
+            size=frozen,
+            ways=list_weight_ways(frozen),
+            kind=Gpt,
+        ),
         Group(base=PLANNER_POOL, prefix="planner_", size=planned, ways=list_planner_ways(planned)),
     )
 
@@ -325,13 +356,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--gpt-layers", type=int, default=10)
+    parser.add_argument("--weights-layers", type=int, default=8)
     parser.add_argument("--planner-layers", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--steps", type=int, default=3, help="steps of each way in a round")
     parser.add_argument("--modes", help="comma-separated (default: all)")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
-    groups = list_groups(options.layers, options.gpt_layers, options.planner_layers)
+    groups = list_groups(
+        options.layers, options.gpt_layers, options.weights_layers, options.planner_layers
+    )
     known = [name for group in groups for name in group.ways]
     names = known if options.modes is None else options.modes.split(",")
     if not set(names) <= set(known):

@@ -24,9 +24,9 @@ from swapkit._runtime.saved.eviction import NO_BUDGET, EvictionTerms, Evictor
 from swapkit._runtime.saved.existing_graphs import adopt_graphs
 from swapkit._runtime.saved.weights import Weights
 from swapkit._runtime.shim.types import Mover, Packer, Placement, SavedTensor, StorageGroup
-from swapkit._runtime.torch_compat.internals import NO_TASK, base_of, engine, graph_task
+from swapkit._runtime.torch_compat.internals import NO_TASK, base_of, engine, graph_task, storage_id
 from swapkit._runtime.torch_compat.isolation import hidden, untraced
-from swapkit._runtime.torch_compat.wrappers import graph_of
+from swapkit._runtime.torch_compat.wrappers import graph_of, is_wrapper, tensors_inside
 from swapkit.ir.plans import Action
 
 # The data types that autocast casts weights to.
@@ -148,7 +148,7 @@ class Swapper:
         """Return whether a tensor views a parameter, or the cast copy that autocast caches."""
         base = base_of(tensor)
         if base is not None and isinstance(base, torch.nn.Parameter):  # such as weight.t()
-            return True
+            return not is_wrapper(base) or _has_memory_of(tensor, base)
         is_of_function = base is not None and not base.requires_grad  # `to_local` is one
         return _is_cast_weight(tensor) or (is_of_function and _is_local_weight(tensor))
 
@@ -247,6 +247,12 @@ class Swapper:
 @untraced
 def _relabel(tag: int) -> None:
     set_tag(tag)
+
+
+def _has_memory_of(tensor: torch.Tensor, wrapper: torch.Tensor) -> bool:
+    """Return whether a tensor views what is inside a wrapper; it may be computed from it."""
+    own = storage_id(tensor)
+    return any(own == storage_id(each) for each in tensors_inside(wrapper))
 
 
 def _is_local_weight(tensor: torch.Tensor) -> bool:

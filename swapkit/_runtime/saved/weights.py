@@ -8,8 +8,10 @@ thread changes meanwhile: makes, moves, copies, or loads.
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from types import ModuleType
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -19,9 +21,19 @@ from swapkit._runtime.saved.device import Device
 from swapkit._runtime.shim.types import Mover, Placement
 from swapkit._runtime.torch_compat.internals import buffers_of, parameters_of
 from swapkit._runtime.torch_compat.isolation import hidden
-from swapkit._runtime.torch_compat.reported_calls import WEIGHT_CHANGES
+from swapkit._runtime.torch_compat.reported_calls import (
+    WEIGHT_CHANGES,
+    ReplacedMethod,
+    TrapListener,
+    operators_of,
+)
 from swapkit._runtime.torch_compat.weight_readers import BY_ADDRESS
-from swapkit._runtime.torch_compat.wrappers import is_wrapper
+from swapkit._runtime.torch_compat.wrappers import (
+    KINDS,
+    is_wrapper,
+    kinds_of_wrappers,
+    tensors_inside,
+)
 from swapkit.ir.plans import Action
 
 # Weights are watched from when this share of the limit is in use.
@@ -52,6 +64,7 @@ class Weights:
         self._refusal: RuntimeError | None = None  # why weights cannot be watched
         self._is_captured = False  # whether a graph knows addresses
         self._is_here: Callable[[], bool] = bool
+        self._operators: dict[type, ReplacedMethod[TrapListener]] = {}  # of classes of wrappers
 
     # ---- which there are -------------------------------------------------------------------------
 
@@ -84,11 +97,14 @@ class Weights:
         self._is_watching = False
         for method in BY_ADDRESS:
             method.remove(self._mover)
+        for operators in self._operators.values():
+            operators.remove(self)
+        self._operators.clear()
         self.unmark()
 
     def unmark(self) -> None:
         """Take the mark from weights that do not leave any more."""
-        for each in self._list():
+        for each in self._list_parts():
             self._mover.unhold(each)
 
     def changed(self, module: torch.nn.Module, tensor: torch.Tensor | None) -> None:
@@ -111,6 +127,21 @@ class Weights:
     def _list(self) -> Iterable[torch.Tensor]:
         return (each for module in list(self._modules.values()) for each in _list_of(module))
 
+    def _list_parts(self) -> Iterator[torch.Tensor]:
+        return (part for each in self._list() for part in list_parts(each))
+
+    def _see_operators(self, weight: torch.Tensor) -> None:
+        """Let operators inside of those of a wrapper's class bring its weights, too."""
+        for kind in kinds_of_wrappers(weight):
+            if kind not in self._operators:
+                self._operators[kind] = operators_of(kind)
+                self._operators[kind].add(self)
+
+    @property
+    def exclude_key(self) -> Callable[[bool], bool]:
+        """Exclude the key of weights on this thread, or not (`reported_calls.TrapListener`)."""
+        return self._mover.exclude_held
+
     def _watch_all(self) -> None:
         if self._device.in_use_bytes() < self._least_bytes:
             return
@@ -127,8 +158,9 @@ class Weights:
         try:
             with self._device.shared.lock, hidden():
                 for each in tensors:
-                    if not is_wrapper(each):
-                        self._mover.watch(each, self._min_bytes)
+                    self._see_operators(each)
+                    for part in list_parts(each):
+                        self._mover.watch(part, self._min_bytes)
         except RuntimeError as error:  # which matters if they have to leave
             self._refusal = error
 
@@ -152,7 +184,7 @@ class Weights:
             if self._device.name.type != "cpu":  # kernels of any stream may use them
                 torch.get_device_module(self._device.name).synchronize(self._device.name)
             placement = Placement(Action.AUTO, min_bytes=self._min_bytes)
-            for each in self._list():
+            for each in self._list_parts():
                 self._mover.hold(each, placement)
             self._mover.begin_held()
             self._do_leave = self._mover.held[0] > 0
@@ -172,14 +204,43 @@ class Weights:
             self._has_rest = False
 
 
-def list_named(model: torch.nn.Module | None) -> list[tuple[str, torch.Tensor]]:
-    """Return the parameters and buffers of a model by all of their names."""
-    if model is None:
-        return []
-    return [
-        *model.named_parameters(remove_duplicate=False),
-        *model.named_buffers(remove_duplicate=False),
-    ]
+# Objects of quantised weights have others inside, for scales that are quantised themselves.
+DEEPEST = 3
+
+
+def list_parts(weight: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield the tensors with memory that a parameter or buffer consists of, and that may leave.
+
+    Torch runs the operators of a DTensor in C++, below the key.
+    """
+    for each in _list_whole(weight):
+        yield from tensors_inside(each)
+
+
+def _list_whole(weight: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield a weight and, if it is frozen and of another library, the tensors that it keeps.
+
+    Such as scales: they are its own attributes, or those of objects there.
+    """
+    if isinstance(weight, getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())):
+        return
+    yield weight
+    if type(weight) in KINDS or is_wrapper(weight) or weight.requires_grad:
+        return
+    holders: list[object] = [weight]
+    for _ in range(DEEPEST):
+        values = [value for each in holders for value in getattr(each, "__dict__", {}).values()]
+        yield from (each for each in values if isinstance(each, torch.Tensor))
+        holders = [each for each in values if not isinstance(each, (torch.nn.Module, ModuleType))]
+
+
+def list_named(model: torch.nn.Module | None) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the parameters and buffers of a model by all of their names, or what is inside them."""
+    if model is not None:
+        for named in (model.named_parameters, model.named_buffers):
+            for name, weight in named(remove_duplicate=False):
+                for number, part in enumerate(list_parts(weight)):
+                    yield f"{name}#{number}" if number else name, part
 
 
 def is_distributed() -> bool:

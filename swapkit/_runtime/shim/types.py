@@ -410,6 +410,9 @@ class Mover(Protocol):
         `spares`: not those that are used soon.
         """
 
+    def exclude_held(self, is_excluded: bool, /) -> bool:  # noqa: FBT001 - in C++
+        """Let operators on this thread not bring held storages, or again; return what was so."""
+
     def end_held_step(self) -> None:
         """Note that a step has ended: the next one is expected to use them in the same order."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Collection, Sequence
@@ -30,7 +31,7 @@ class ReplacedMethod(Generic[_Listener]):
     """
 
     def __init__(
-        self, find_class: Callable[[], Any], name: str, make: Callable[[Any], Callable[..., Any]]
+        self, find_class: Callable[[], Any], name: str, make: Callable[[Any], Any]
     ) -> None:
         """Replace nothing yet.
 
@@ -45,10 +46,10 @@ class ReplacedMethod(Generic[_Listener]):
         self._make = make
         self._plain: Any = None
         self._is_own = True  # whether the class has the method itself, and not from a base
-        self._replacement: Callable[..., Any] | None = None  # while it is there
+        self._replacement: Any = None  # while it is there
         self._lock = threading.Lock()
 
-    def listeners_of(self, replacement: Callable[..., Any]) -> tuple[_Listener, ...]:
+    def listeners_of(self, replacement: object) -> tuple[_Listener, ...]:
         """Return to whom a replacement reports: nobody if it is one of earlier."""
         return self._listeners if replacement is self._replacement else ()
 
@@ -65,7 +66,7 @@ class ReplacedMethod(Generic[_Listener]):
             if owner is None or self._replacement is not None or not self._listeners:
                 return
             self._is_own = self._name in vars(owner)
-            self._plain = getattr(owner, self._name)
+            self._plain = inspect.getattr_static(owner, self._name)
             self._replacement = self._make(self._plain)
             setattr(owner, self._name, self._replacement)
 
@@ -79,7 +80,7 @@ class ReplacedMethod(Generic[_Listener]):
             self._listeners = tuple(each for each in self._listeners if each is not listener)
             if self._listeners or self._replacement is None:
                 return
-            if getattr(owner, self._name) is self._replacement:
+            if inspect.getattr_static(owner, self._name) is self._replacement:
                 # One change: another thread may call the method now.
                 if self._is_own:
                     setattr(owner, self._name, self._plain)
@@ -170,6 +171,45 @@ WEIGHT_CHANGES = (
     *(_change(name, is_of_one=False) for name in CHANGING_CALLS),
     _captures,
 )
+
+# ---- operators of wrappers -----------------------------------------------------------------------
+#
+# What a wrapper's class does instead of an operator. Torch excludes all dispatch keys there that
+# come before Python's, also that of weights that leave: they would not come for the operators on
+# the tensors inside.
+
+
+class TrapListener(Protocol):
+    """Lets weights inside of wrappers leave."""
+
+    @property
+    def exclude_key(self) -> Callable[[bool], bool]:
+        """Exclude the key of weights that leave on this thread, or not; return whether it was."""
+
+
+def operators_of(kind: type) -> ReplacedMethod[TrapListener]:
+    """Return the method of a wrapper's class; a subclass has its own."""
+
+    def make(plain: Any) -> Any:  # noqa: ANN401 - of any class
+        @untraced
+        def run(kind: type, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - of any class
+            operator = plain.__get__(None, kind)
+            for listener in replaced.listeners_of(made)[:1]:
+                was_excluded = listener.exclude_key(False)  # noqa: FBT003
+                try:
+                    return operator(*args, **kwargs)
+                finally:
+                    listener.exclude_key(was_excluded)
+            return operator(*args, **kwargs)
+
+        made: Any = classmethod(run)
+        return made
+
+    replaced: ReplacedMethod[TrapListener] = ReplacedMethod(
+        lambda: kind, "__torch_dispatch__", make
+    )
+    return replaced
+
 
 # ---- resized storages ----------------------------------------------------------------------------
 #

@@ -232,17 +232,33 @@ def finish(tensor: torch.Tensor) -> None:
 
 def tensors_inside(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """Yield the tensors with memory that a wrapper consists of; of other tensors, the tensor."""
-    if not is_wrapper(tensor):
+    parts = _list_parts(tensor)
+    if parts is None:
         yield tensor
-        return
+    else:
+        for part in parts:
+            yield from tensors_inside(part)
+
+
+def kinds_of_wrappers(tensor: torch.Tensor) -> Iterator[type]:
+    """Yield the class of a wrapper, and those of wrappers inside it; of other tensors, nothing."""
+    parts = _list_parts(tensor)
+    if parts is not None:
+        yield type(tensor)
+        for part in parts:
+            yield from kinds_of_wrappers(part)
+
+
+def _list_parts(tensor: torch.Tensor) -> list[torch.Tensor] | None:
+    """Return the tensors that a wrapper names; None: it is none."""
+    if not is_wrapper(tensor):
+        return None
     try:
         names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
     except _REFUSALS:
-        yield tensor
-        return
-    for part in (getattr(tensor, name) for name in names):
-        if isinstance(part, torch.Tensor):  # a DTensor names its mesh, too
-            yield from tensors_inside(part)
+        return None
+    parts = [getattr(tensor, name) for name in names]
+    return [each for each in parts if isinstance(each, torch.Tensor)]  # a DTensor names its mesh
 
 
 # ---- saved leaves --------------------------------------------------------------------------------

@@ -40,8 +40,9 @@ if TYPE_CHECKING:
     from swapkit.ir.plans import Plan
     from swapkit.ir.traces import Trace
 
-POOLS = ("pool", "gpt_pool", "planner_pool")
+POOLS = ("pool", "gpt_pool", "weights_pool", "planner_pool")
 PLANNED = ("planner_recompute_50", "planner_recompute_40")
+OF_WEIGHTS = ("weights_session", "weights_resident", "weights_streamed")
 WAYS = (
     *("identity_hooks", "noop_mode", "session_rescue", "session_free", "swap_all", "recompute_all"),
     *("mixed", "offload", "offload_prefetch4", "save_on_cpu", "checkpoint", "torch_checkpoint"),
@@ -52,6 +53,7 @@ FIGURES = (
     *("ratio", "forward_us", "backward_us", "optimizer_us", "us_per_operator"),
     *("us_per_saved_tensor", "swapped_bytes", "recomputed"),
 )
+PREFIXES = ("", "gpt_", "weights_", "planner_")
 COUNTS = ("forward_operators", "backward_operators", "saved_tensors")
 SIZE = make_size(layers=2, dim=32, tokens=16)
 
@@ -64,8 +66,8 @@ def rows_of(output: str) -> list[str]:
 def expected_keys() -> set[str]:
     return {
         *(f"{pool}_{each}" for pool in POOLS for each in Times._fields),
-        *(f"{prefix}{each}" for prefix in ("", "gpt_", "planner_") for each in COUNTS),
-        *(f"{way}_{each}" for way in (*WAYS, *OF_GPT, *PLANNED) for each in FIGURES),
+        *(f"{prefix}{each}" for prefix in PREFIXES for each in COUNTS),
+        *(f"{way}_{each}" for way in (*WAYS, *OF_GPT, *OF_WEIGHTS, *PLANNED) for each in FIGURES),
         *(
             f"{prefix}{way}_us_per_recomputed_operator"
             for prefix in ("", "gpt_")
@@ -80,6 +82,8 @@ def test_benchmark_when_run_then_every_way_has_its_figures(tmp_path: Path) -> No
         "2",
         "--gpt-layers",
         "1",
+        "--weights-layers",
+        "4",
         "--planner-layers",
         "6",
         "--rounds",
@@ -98,7 +102,14 @@ def test_benchmark_when_run_then_every_way_has_its_figures(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr[-4000:]
     figures = json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))
     assert set(figures) == expected_keys()
-    assert rows_of(done.stdout) == ["pool", *WAYS, "gpt_pool", *OF_GPT, "planner_pool", *PLANNED]
+    groups = (
+        ("pool", WAYS),
+        ("gpt_pool", OF_GPT),
+        ("weights_pool", OF_WEIGHTS),
+        ("planner_pool", PLANNED),
+    )
+    assert rows_of(done.stdout) == [each for pool, ways in groups for each in (pool, *ways)]
+    assert [figures[f"{way}_swapped_bytes"] > 0 for way in OF_WEIGHTS] == [False, False, True]
     assert {way for way in WAYS if figures[f"{way}_swapped_bytes"]} == {"swap_all", "mixed"}
     recomputing = {way for way in (*WAYS, *PLANNED) if figures[f"{way}_recomputed"]}
     assert recomputing == {"recompute_all", "mixed", *PLANNED}

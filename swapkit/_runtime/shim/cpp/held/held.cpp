@@ -17,6 +17,8 @@ namespace {
 constexpr std::size_t soon = 16;
 // This part of a mover's watermark is brought ahead.
 constexpr std::size_t ahead = 4;
+// So many written storages are copied out at once while they stay.
+constexpr std::size_t most_copying = 4;
 
 struct Keys : c10::TensorImpl {
     static c10::DispatchKeySet &of(c10::TensorImpl &impl) { return impl.*(&Keys::key_set_); }
@@ -26,24 +28,16 @@ struct Keys : c10::TensorImpl {
 
 void stay(Held *held) {
     std::lock_guard guard(held_lock);
-    held->is_here = true;
+    set_here(held, true);
     seal(held, held->pins == 0);
 }
 
-// Start copying a storage out, if no operator runs with it. 0: it stays; -1: an exception is set.
-int begin_leaving(Mover *mover, Held *held) {
+using Streams = c10::SmallVector<std::int64_t, 2>;
+
+// Start copying out what operators on these streams have made of a storage, unless there is a copy
+// of it. 0: there is no room; -1: an exception is set.
+int start_out(Mover *mover, Held *held, const Streams &streams, bool is_written) {
     Group *group = held->group;
-    bool is_written = false;
-    c10::SmallVector<std::int64_t, 2> streams;
-    {
-        std::lock_guard guard(held_lock);
-        if (!held->is_here || held->pins != 0 || !held->is_sealed) {
-            return 0;
-        }
-        held->is_here = false; // an operator that comes now waits for the runtime's lock
-        is_written = std::exchange(held->is_written, false);
-        streams = std::exchange(held->streams, {});
-    }
     for (std::int64_t stream : streams) { // the memory is given up in the order of one stream
         if (stream != group->stream) {
             order_streams(mover->device(), stream, group->stream);
@@ -57,9 +51,28 @@ int begin_leaving(Mover *mover, Held *held) {
         group_measure(group);
         group->cover = {.begin_bytes = 0, .end_bytes = group->nbytes};
     }
-    int is_copied = group_state(group) == SK_GROUP_RESIDENT ? copy_out(mover, group) : 1;
+    return group_state(group) == SK_GROUP_RESIDENT ? copy_out(mover, group) : 1;
+}
+
+// Start copying a storage out, if no operator runs with it. 0: it stays; -1: an exception is set.
+int begin_leaving(Mover *mover, Held *held) {
+    bool is_written = false, is_new = false;
+    Streams streams;
+    {
+        std::lock_guard guard(held_lock);
+        if (!held->is_here || held->pins != 0 || !held->is_sealed) {
+            return 0;
+        }
+        set_here(held, false); // an operator that comes now waits for the runtime's lock
+        is_written = std::exchange(held->is_written, false);
+        is_new = std::exchange(held->is_new, false);
+        streams = std::exchange(held->streams, {});
+    }
+    int is_copied = start_out(mover, held, streams, is_written);
     if (is_copied != 1) {
         stay(held);
+    } else if (is_new) {
+        mover->books->held.behind_bytes += held->group->nbytes;
     }
     return is_copied;
 }
@@ -77,6 +90,9 @@ int finish_leaving(Mover *mover, Held *held) {
 
 // Let a storage go whose copy is whole, without waiting. -1: an exception is set.
 int let_go_now(Mover *mover, Held *held) {
+    if (poll_out(mover, held->group) < 0) {
+        return -1;
+    }
     {
         std::lock_guard guard(held_lock);
         if (held->is_written || group_state(held->group) != SK_GROUP_CLEAN) {
@@ -86,25 +102,52 @@ int let_go_now(Mover *mover, Held *held) {
     return let_go(mover, held);
 }
 
-// Return a mover's storages that may leave, farthest next use first, then least recently used:
-// those that are used after so many uses. `all`: also those that are coming.
-std::vector<Held *> list_farthest(const Mover *mover, std::size_t least, bool all) {
+// Return a storage that was written, and that may be copied now; null: there is none.
+Held *take_written(HeldOrder &order, Streams *streams) {
     std::lock_guard guard(held_lock);
-    const HeldOrder &order = mover->books->held;
-    std::vector<std::pair<std::pair<std::size_t, std::uint64_t>, Held *>> found;
-    for (Held *each : order.all) {
-        std::size_t next = next_use(order, each);
-        if (each->pins == 0 && each->is_sealed && next > least && (each->is_here || all)) {
-            found.push_back({{never - next, each->last_use}, each});
+    while (!order.written.empty()) {
+        Held *held = order.written.front();
+        if (held->pins != 0) {
+            return nullptr;
+        }
+        order.written.pop_front();
+        if (held->is_here && held->is_written && held->is_sealed) {
+            held->is_written = false; // until an operator writes again, meanwhile, too
+            *streams = held->streams;
+            return held;
         }
     }
-    std::sort(found.begin(), found.end());
-    std::vector<Held *> sorted;
-    sorted.reserve(found.size());
-    for (auto &[place, each] : found) {
-        sorted.push_back(each);
+    return nullptr;
+}
+
+// Copy storages out that operators have written, as many bytes as such storages have left with: so
+// they need not be waited for when they leave. In the order of writing: those that backward or an
+// optimizer writes first are used last.
+bool copy_behind(Mover *mover) {
+    HeldOrder &order = mover->books->held;
+    while (order.behind_bytes != 0 && mover->host_is_full == 0) {
+        if (order.copying.size() == most_copying) {
+            int is_done = poll_out(mover, order.copying.front()->group);
+            if (is_done != 1) {
+                return is_done == 0;
+            }
+            order.copying.pop_front();
+        }
+        Streams streams;
+        Held *held = take_written(order, &streams);
+        if (held == nullptr) {
+            return true;
+        }
+        int is_copied = start_out(mover, held, streams, true);
+        if (is_copied != 1) {
+            std::lock_guard guard(held_lock);
+            held->is_written = true;
+            return is_copied == 0;
+        }
+        order.copying.push_back(held);
+        order.behind_bytes -= std::min(order.behind_bytes, held->group->nbytes);
     }
-    return sorted;
+    return true;
 }
 
 // ---- coming back --------------------------------------------------------------------------------
@@ -142,7 +185,8 @@ int make_room(Mover *mover, const Held *coming, std::size_t distance) {
     if (is_room != 0) {
         return is_room;
     }
-    for (Held *each : list_farthest(mover, distance, false)) {
+    Farthest farthest(mover, coming->group->nbytes, distance, false);
+    while (Held *each = farthest.next()) {
         int is_gone = let_go_now(mover, each);
         is_room = is_gone == 1 ? has_room(mover, coming->group->nbytes, true) : is_gone;
         if (is_room != 0) {
@@ -152,14 +196,12 @@ int make_room(Mover *mover, const Held *coming, std::size_t distance) {
     return 0;
 }
 
-// Return the last step's uses after the latest one, in order.
-std::vector<Held *> list_next(const HeldOrder &order) {
-    std::lock_guard guard(held_lock); // an operator elsewhere may begin the next order
-    std::vector<Held *> next(order.last);
-    if (!next.empty()) {
-        std::rotate(next.begin(), next.begin() + static_cast<std::ptrdiff_t>(order.at), next.end());
-    }
-    return next;
+// Return the storage that is used next after so many uses; null: none is known. An operator
+// elsewhere may begin the next order meanwhile.
+Held *find_next(const HeldOrder &order, std::size_t distance) {
+    std::lock_guard guard(held_lock);
+    std::size_t size = order.last.size();
+    return distance < size ? order.last[(order.at + distance) % size] : nullptr;
 }
 
 // Start to bring what is used next, as far as there is room.
@@ -167,10 +209,12 @@ bool look_ahead(Mover *mover) {
     if (!mover->books->held.plan.empty()) {
         return true;
     }
-    const std::vector<Held *> next = list_next(mover->books->held);
     std::size_t coming_bytes = 0;
-    for (std::size_t i = 1; i < next.size() && coming_bytes < mover->watermark_bytes / ahead; i++) {
-        Held *held = next[i];
+    for (std::size_t i = 1; coming_bytes < mover->watermark_bytes / ahead; i++) {
+        Held *held = find_next(mover->books->held, i);
+        if (held == nullptr) {
+            break;
+        }
         if (is_here(held)) {
             continue;
         }
@@ -233,7 +277,8 @@ bool bring_held(Held *held) {
 bool bring_next(Held *held) {
     auto mover = Ref<Mover>::share(held->group->mover);
     Locked lock(mover.get());
-    return lock && (mover->books->held.is_over || look_ahead(mover.get()));
+    return lock &&
+           (mover->books->held.is_over || (look_ahead(mover.get()) && copy_behind(mover.get())));
 }
 
 // ---- which storages are held --------------------------------------------------------------------
@@ -248,8 +293,11 @@ bool forget_held(Mover *mover, Held *held) {
         seal(held, false);
         HeldOrder &order = mover->books->held;
         std::erase(order.all, held);
+        std::erase(order.idle, held);
         std::erase(order.now, held);
         forget_plan(order);
+        std::erase(order.written, held);
+        std::erase(order.copying, held);
         if (std::erase(order.last, held) != 0) {
             order.now = std::exchange(order.last, {}); // the places of the others have changed
             begin_order(order);
@@ -320,6 +368,7 @@ int held_new(Mover *mover, c10::StorageImpl *storage, const Terms &terms) {
         return 0;
     }
     mover->books->held.all.push_back(made.get());
+    mover->books->held.idle.push_back(made.get());
     held_table.emplace(storage, std::move(made));
     group.release();
     return 1;
@@ -439,12 +488,18 @@ bool unhold(Mover *, PyObject *tensor) {
 
 namespace {
 
+// Return how many of the next uses are soon.
+std::size_t count_soon(const HeldOrder &order) {
+    std::lock_guard guard(held_lock);
+    return order.last.size() / soon;
+}
+
 // Start to let storages go, of so many bytes; return those that go. An exception may be set.
 std::vector<Held *> begin_freeing(Mover *mover, std::size_t needed_bytes, bool spares) {
     std::vector<Held *> leaving;
-    std::size_t least = spares ? list_next(mover->books->held).size() / soon : 0;
     std::size_t leaving_bytes = 0;
-    for (Held *each : list_farthest(mover, least, !spares)) {
+    Farthest farthest(mover, needed_bytes, spares ? count_soon(mover->books->held) : 0, !spares);
+    while (Held *each = farthest.next()) {
         bool is_enough = leaving_bytes >= needed_bytes;
         if (is_enough ||
             (group_state(each->group) == SK_GROUP_COPYING_IN && !arrive(mover, each))) {
@@ -521,6 +576,12 @@ Ref<> held_memory(Mover *mover) {
 bool held_end(Mover *mover) {
     HeldOrder &order = mover->books->held;
     order.is_over = true;
+    {
+        std::lock_guard guard(held_lock);
+        forget_plan(order);
+        begin_order(order);
+        begin_order(order); // no order any more: each storage that is forgotten would change it
+    }
     (void)sweep(mover);
     {
         std::lock_guard guard(held_lock);

@@ -25,6 +25,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <vector>
 
 namespace swapkit {
@@ -44,13 +45,18 @@ struct HeldOrder {
     std::vector<Held *> all;
     // Uses in this step, and in the one before or, as planned, in each.
     std::vector<Held *> now, last;
-    std::size_t at = 0; // the latest use, in `last`
+    std::vector<char> here;   // whether the storage of each use in `last` is
+    std::vector<Held *> idle; // not used in the one before
+    std::size_t at = 0;       // the latest use, in `last`
     // For each use in `last`; empty: no plan decides, and a rescue does.
     std::vector<HeldMoves> plan;
     std::size_t done = 0;                // uses whose moves are due, or were
     std::vector<Held *> leaving, coming; // due moves
     std::uint64_t clock = 0;             // uses so far
     std::uint64_t late = 0;              // uses that found the bytes away
+    std::deque<Held *> written;          // in this order; some have been copied since
+    std::deque<Held *> copying;          // out, while they stay
+    std::size_t behind_bytes = 0;        // so many may be copied while they stay
     bool is_over = false;                // the session has ended
 };
 
@@ -83,6 +89,9 @@ class HeldUses : Unmovable {
 c10::DispatchKey held_key();
 // Register the key's kernel. False: an exception is set, other libraries use all of the keys.
 bool trap_register();
+
+// Let operators on this thread pass by the key's kernel, or not. Return whether they did.
+bool trap_exclude(bool is_excluded);
 
 // Return whether a tensor's storage may be held. Any thread, without the GIL.
 inline bool is_trapped(const c10::TensorImpl &tensor) {

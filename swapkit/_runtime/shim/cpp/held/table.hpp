@@ -27,6 +27,7 @@ struct Held {
     c10::SmallVector<std::int64_t, 2> streams;
     bool is_here = true;
     bool is_written = false; // since it was copied
+    bool is_new = false;     // written since it came
     bool is_sealed = false;  // reading its address raises torch's error while no operator runs
     bool is_kept = false;    // it does not leave any more
 };
@@ -49,15 +50,14 @@ inline HeldOrder &order_of(const Held *held) { return held->group->mover->books-
 
 // Return what is known of a storage; null: it is not held.
 Held *find_held(const c10::StorageImpl *storage);
+// Note whether the bytes of a storage are on the device.
+void set_here(Held *held, bool is_here);
 // Let code read the address of a storage, or not.
 void seal(const Held *held, bool is_closed);
 // Begin the order of a new step.
 void begin_order(HeldOrder &order);
 // Note that an operator uses a storage.
 void count_use(Held *held);
-constexpr std::size_t never = std::numeric_limits<std::size_t>::max();
-// Return in how many uses a storage is used next; `never`: not known.
-std::size_t next_use(const HeldOrder &order, const Held *held);
 
 // Note that the moves of a plan are due, to the latest use.
 void note_due(HeldOrder &order);
@@ -78,6 +78,25 @@ bool start_held(Mover *mover, Held *held, bool is_tentative, int *started);
 // is set.
 bool leave_planned(Mover *mover);
 bool come_planned(Mover *mover);
+// Finds a mover's storages that may leave for so many bytes, one by one: those that the last step
+// did not use, least recently used first, then those that are used after so many uses, farthest
+// first. `all`: also those that are coming, and at last small ones. The GIL is held.
+class Farthest {
+  public:
+    Farthest(Mover *mover, std::size_t needed_bytes, std::size_t least, bool all);
+    // Return the next one; null: there is none.
+    Held *next();
+
+  private:
+    void begin();
+    Held *take();
+
+    const HeldOrder &order_;
+    std::size_t few_bytes_, least_;
+    bool all_, is_last_ = false;
+    std::vector<Held *> idle_; // a heap
+    std::size_t at_ = 0, distance_ = 0;
+};
 // Start to bring a storage's bytes. Here and below the GIL is held; takes the runtime's lock.
 // False: an exception is set.
 bool begin_bringing(Held *held);

@@ -206,6 +206,16 @@ void trap(const c10::OperatorHandle &op, c10::DispatchKeySet keyset, torch::jit:
 
 DispatchKey held_key() { return taken.load(std::memory_order_relaxed); }
 
+bool trap_exclude(bool is_excluded) {
+    DispatchKey key = held_key();
+    if (key == DispatchKey::Undefined) {
+        return is_excluded;
+    }
+    bool was_excluded = c10::impl::tls_is_dispatch_key_excluded(key);
+    c10::impl::tls_set_dispatch_key_excluded(key, is_excluded);
+    return was_excluded;
+}
+
 bool trap_register() {
     if (taken != DispatchKey::Undefined) {
         return true;

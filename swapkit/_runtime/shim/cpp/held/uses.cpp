@@ -29,10 +29,6 @@ std::unordered_set<const c10::StorageImpl *> &watched_exposed =
 [[maybe_unused]] static const int held_at_fork = pthread_atfork(
     [] { held_lock.lock(); }, [] { held_lock.unlock(); }, [] { held_lock.unlock(); });
 
-// The order is searched so far for a use that comes out of turn.
-static constexpr std::size_t out_of_turn = 64;
-// Without steps, so many uses in a row are taken for one.
-static constexpr std::size_t most_uses = 1 << 16;
 // An operator on lists uses this part of a mover's watermark at once.
 static constexpr std::size_t parts = 8;
 
@@ -46,59 +42,17 @@ bool is_here(const Held *held) {
     return held->is_here;
 }
 
+void set_here(Held *held, bool is_here) {
+    held->is_here = is_here;
+    for (std::size_t at : held->uses) {
+        order_of(held).here[at] = is_here ? 1 : 0;
+    }
+}
+
 void seal(const Held *held, bool is_closed) {
     if (held->is_sealed && held->is_here) {
         storage_seal(held->group->storage, is_closed);
     }
-}
-
-// ---- the order of uses --------------------------------------------------------------------------
-
-void begin_order(HeldOrder &order) {
-    if (!order.plan.empty()) {
-        order.now.clear();
-        order.done = 0;
-        order.at = order.last.size() - 1;
-        return;
-    }
-    for (Held *each : order.last) {
-        each->uses.clear();
-    }
-    order.last = std::exchange(order.now, {});
-    for (std::size_t i = 0; i < order.last.size(); i++) {
-        order.last[i]->uses.push_back(i);
-    }
-    order.at = order.last.empty() ? 0 : order.last.size() - 1;
-}
-
-void count_use(Held *held) {
-    HeldOrder &order = order_of(held);
-    held->last_use = ++order.clock;
-    if (!order.now.empty() && order.now.back() == held) {
-        return;
-    }
-    if (order.now.size() == most_uses) {
-        begin_order(order);
-    }
-    order.now.push_back(held);
-    std::size_t size = order.last.size();
-    for (std::size_t i = 0; i < std::min(size, out_of_turn); i++) {
-        std::size_t at = (order.at + i) % size;
-        if (order.last[at] == held) {
-            order.at = at;
-            note_due(order);
-            return;
-        }
-    }
-}
-
-std::size_t next_use(const HeldOrder &order, const Held *held) {
-    if (held->uses.empty()) {
-        return never;
-    }
-    auto next = std::upper_bound(held->uses.begin(), held->uses.end(), order.at);
-    return next != held->uses.end() ? *next - order.at
-                                    : held->uses.front() + order.last.size() - order.at;
 }
 
 // ---- operators ----------------------------------------------------------------------------------
@@ -111,6 +65,14 @@ bool needs_bringing(const Held *held) {
     return !held->is_here ||
            (has_streams(device) && std::find(held->streams.begin(), held->streams.end(),
                                              current_stream(device)) == held->streams.end());
+}
+
+// Note that an operator changes a storage. The lock is held.
+void count_write(Held *held) {
+    if (!held->is_written) {
+        order_of(held).written.push_back(held);
+    }
+    held->is_written = held->is_new = true;
 }
 
 bool is_late(const Held *held) {
@@ -202,7 +164,9 @@ Held *HeldUses::pin(const c10::StorageImpl *storage) {
 void HeldUses::add(const c10::StorageImpl *storage, bool writes) {
     std::lock_guard guard(held_lock);
     if (Held *held = pin(storage)) {
-        held->is_written = held->is_written || writes;
+        if (writes) {
+            count_write(held);
+        }
         count_use(held);
         is_due_ = is_due_ || is_due(order_of(held), held);
     }
