@@ -180,18 +180,26 @@ bool run_in_parts(const c10::OperatorHandle &op, torch::jit::Stack *stack) {
     return true;
 }
 
+// Return what an operator does with its operands here. Where autograd does not see operators, as in
+// inference mode, a dispatch mode gets them whole, and runs them without the key.
+Access access_of(const Kind &kind) {
+    bool is_whole = c10::impl::tls_is_dispatch_key_excluded(DispatchKey::AutogradFunctionality);
+    return kind.access == Access::numbers && is_whole ? Access::all : kind.access;
+}
+
 void trap(const c10::OperatorHandle &op, c10::DispatchKeySet keyset, torch::jit::Stack *stack) {
     const Kind &kind = kind_of(op);
     if (kind.is_each && run_in_parts(op, stack)) {
         return;
     }
+    const Access access = access_of(kind);
     HeldUses uses;
     const auto &arguments = op.schema().arguments();
     std::size_t first = stack->size() - arguments.size();
     for (std::size_t i = 0; i < arguments.size(); i++) {
-        bool is_viewed = kind.access == Access::others && arguments[i].alias_info() != nullptr;
+        bool is_viewed = access == Access::others && arguments[i].alias_info() != nullptr;
         if (!is_viewed) {
-            add((*stack)[first + i], kind.access, is_written(arguments[i]), &uses);
+            add((*stack)[first + i], access, is_written(arguments[i]), &uses);
         }
     }
     uses.bring();
