@@ -48,14 +48,7 @@ def divide_weights(trace: Trace, movable: Container[int] | None = None) -> Trace
         trace: the step.
         movable: the storages of weights that may leave; None: all weights that no operator writes.
     """
-    written = {number for operator in trace.operators for number in operator.writes}
-    uses: dict[int, list[int]] = {
-        number: []
-        for number, each in enumerate(trace.storages)
-        if each.kind is Kind.STATE and each.birth == BEFORE and each.continues is None
-        if each.death == len(trace.operators) and number not in written
-        if movable is None or number in movable
-    }
+    uses = _find_frozen(trace, movable)
     for index, operator in enumerate(trace.operators):
         for number in uses.keys() & set(operator.reads):
             uses[number].append(index)
@@ -65,6 +58,18 @@ def divide_weights(trace: Trace, movable: Container[int] | None = None) -> Trace
             far = (a + 1 for a, b in pairwise(indexes) if b - a > SHORTEST_WITHIN)
             divided.divide(number, list(far), is_round=True)
     return divided.trace()
+
+
+def _find_frozen(trace: Trace, movable: Container[int] | None) -> dict[int, list[int]]:
+    """Return an empty list for each weight of `divide_weights`."""
+    written = {number for operator in trace.operators for number in operator.writes}
+    return {
+        number: []
+        for number, each in enumerate(trace.storages)
+        if each.kind is Kind.STATE and each.birth == BEFORE and each.continues is None
+        if each.death == len(trace.operators) and number not in written
+        if movable is None or number in movable
+    }
 
 
 def _find_passes(operators: Sequence[Operator]) -> list[range]:

@@ -48,7 +48,6 @@ from swapkit.texts import get_logger
 
 _log = get_logger("plan")
 ANY = ""  # the signature of all steps without a model
-MANY_MORE = 9 / 8  # times the weights that plans know of: plan again
 
 
 class PlanController:
@@ -91,8 +90,6 @@ class PlanController:
         self._recording = StepRecording(hooks.packer)
         self._clock = StepClock(installation.device.name)
         self._began_bytes = 0
-        # Of weights that leave, and that plans know of: those may leave when the session begins.
-        self._leaving_bytes = self._swapper.mover.held[0]
         self._moving_before = 0.0
         self._rescues_before = 0
         self._times = StepTimes()
@@ -380,20 +377,13 @@ class PlanController:
     def _start_next(self) -> None:
         self._is_begun = False
         try:
-            if reason := self._plans.end_step() or self._find_leaving():
+            have_more = self._swapper.weights.have_more_left()
+            if reason := self._plans.end_step() or have_more * "weights leave from now on":
                 self._learner.restart(reason)
         finally:
             # The next length is not known yet: follow the plan for any length until it is.
             is_any = self._learner.is_general
             self._enter_step(STRANGE if is_any else self._signature, *self._form)
-
-    def _find_leaving(self) -> str:
-        """Return why all steps are other ones now: many more weights leave; empty: they do not."""
-        leaving_bytes = self._swapper.mover.held[0]
-        if leaving_bytes <= self._leaving_bytes * MANY_MORE:
-            return ""
-        self._leaving_bytes = leaving_bytes
-        return "weights leave the device from now on"
 
     def _learn(self, outcome: Outcome) -> None:
         """Pass a step's outcome to the learner, and log what changes."""

@@ -18,7 +18,7 @@ from swapkit._runtime.execution.planned_recomputation import (
     WaitFiller,
     find_early,
 )
-from swapkit._runtime.execution.weight_moves import as_rows, list_weight_uses
+from swapkit._runtime.execution.weight_moves import as_rows
 from swapkit._runtime.model import global_hooks, hook_bypass
 from swapkit._runtime.model.tracker import find_weakly
 from swapkit._runtime.process.captures import Capture, capture_table
@@ -96,7 +96,6 @@ class PlanExecutor:
         self._packer = swapper.events
         self._tracker = swapper.shared.tracker
         self._table = compile_plan(trace, plan, self._tracker, for_any_length=for_any_length)
-        self._weights = list_weight_uses(trace, plan)
         # The room for it is known for the sizes of the trace only.
         self._early = {} if for_any_length else find_early(trace, plan)
         self.is_following = False  # between a `start` and a `stop`, neither of them interrupted
@@ -206,12 +205,12 @@ class PlanExecutor:
 
     def _find_uses(self) -> list[tuple[int, bool, list[int]]]:
         """Return the uses of weights that may leave, as the shim takes them."""
-        if not self._weights:
+        if not self._table.weights:
             return []
         named, mover = list_named(self._find_model()), self._swapper.mover
         addresses = {name: storage_id(each) for name, each in named}
         held = {name: each for name, each in addresses.items() if mover.is_sealed(each)}
-        return as_rows(self._weights, held)
+        return as_rows(self._table.weights, held)
 
     # ---- recomputation and events ---------------------------------------------------------------
 

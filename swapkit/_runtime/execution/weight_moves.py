@@ -26,33 +26,36 @@ def list_weight_uses(trace: Trace, plan: Plan) -> list[WeightUse]:
 
     Successive uses of one weight count once, as in the shim.
     """
-    uses: list[WeightUse] = []
-    first: dict[int, int] = {}  # by storage: the place of its first use, and of its last one
-    last: dict[int, int] = {}
-    for number, operator in enumerate(trace.operators):
-        for read in operator.reads:
-            if not is_weight(trace.storages[read]):
-                continue
-            name = trace.storages[read].module
-            if not uses or uses[-1].name != name:
-                uses.append(WeightUse(name, number))
-            last[read] = len(uses) - 1
-            first.setdefault(read, last[read])
+    uses, first, last = _find_uses(trace)
     operators = [use.operator for use in uses]
     for decision in plan.decisions:
         storage = trace.storages[decision.storage]
         if not is_weight(storage) or decision.action is not Action.SWAP:
             continue
         assert storage.continues is not None
-        use = first[decision.storage]
-        if use == last[storage.continues] and storage.birth != BEFORE:
+        use, former = first[decision.storage], last[storage.continues]
+        if use == former and storage.birth != BEFORE:
             continue  # nothing else is used in between
-        uses[last[storage.continues]].leaves = True
-        if decision.prefetch is not None:
-            place = bisect_left(operators, decision.prefetch)
-            if place < use or use == 0:
-                uses[min(place, use)].comes.append(storage.module)
+        uses[former].leaves = True
+        place = use if decision.prefetch is None else bisect_left(operators, decision.prefetch)
+        if place < use or use == 0:
+            uses[min(place, use)].comes.append(storage.module)
     return uses
+
+
+def _find_uses(trace: Trace) -> tuple[list[WeightUse], dict[int, int], dict[int, int]]:
+    """Return the uses, and the places of the first and the last use of each storage."""
+    uses: list[WeightUse] = []
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for number, operator in enumerate(trace.operators):
+        for read in filter(lambda each: is_weight(trace.storages[each]), operator.reads):
+            name = trace.storages[read].module
+            if not uses or uses[-1].name != name:
+                uses.append(WeightUse(name, number))
+            last[read] = len(uses) - 1
+            first.setdefault(read, last[read])
+    return uses, first, last
 
 
 def as_rows(

@@ -38,6 +38,7 @@ from swapkit.ir.plans import Action
 
 # Weights are watched from when this share of the limit is in use.
 WATCHED = 1 / 4
+MANY_MORE = 9 / 8  # times the weights that plans know of: plan again
 
 
 class Weights:
@@ -59,6 +60,7 @@ class Weights:
             weakref.WeakValueDictionary()  # by address: they may have an equality of their own
         )
         self._is_watching = self._is_adopting = False
+        self._known_bytes = 0  # that plans know of
         self._do_leave = False  # whether some weights do
         self._has_rest = False  # whether others may do so now
         self._refusal: RuntimeError | None = None  # why weights cannot be watched
@@ -196,6 +198,14 @@ class Weights:
         """Adopt in a step: not if other ranks may plan with this one, or read weights."""
         is_fixed = is_distributed() or self._is_captured or self._refusal is not None
         return not is_fixed and self.adopt()
+
+    def have_more_left(self) -> bool:
+        """Return whether many more weights leave than plans know of, which then know these."""
+        leaving_bytes = self._mover.held[0]
+        have_more = leaving_bytes > self._known_bytes * MANY_MORE
+        if have_more:
+            self._known_bytes = leaving_bytes
+        return have_more
 
     def end_step(self) -> None:
         """Let more weights leave if some do: those that are new, or had views in the step."""

@@ -98,7 +98,6 @@ class FluidBuilder:
         self._may_recompute = may_recompute
         self._slots = np.arange(len(problem.slot_seconds), dtype=np.int32)
         self._movable = np.flatnonzero(may_swap).astype(np.int32)
-        self._copied = np.flatnonzero(may_swap & ~problem.is_clean).astype(np.int32)
         self._remakable = np.flatnonzero(may_recompute).astype(np.int32)
         sizes = problem.item_bytes.astype(np.float64)
         self._unit_bytes = max(1.0, float(np.mean(sizes))) if len(sizes) else 1.0
@@ -116,6 +115,12 @@ class FluidBuilder:
         self._ends: list[Floats] = []
         self._basic: list[Indexes] = []
         self._tight: list[Indexes] = []
+
+    @property
+    def _copied(self) -> Indexes:
+        """The items that may be copied out."""
+        movable: Indexes = self._movable[~self._problem.is_clean[self._movable]]
+        return movable
 
     def build(self, host: HostTime | None = None) -> Fluid:
         """Return the program. `host`: its time, if the host may take longer than the device."""

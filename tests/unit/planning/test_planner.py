@@ -116,12 +116,10 @@ def test_plan_when_made_twice_then_equal() -> None:
 @pytest.mark.promise("D1")
 def test_plan_when_weights_may_leave_then_the_budget_may_be_less_than_the_model() -> None:
     step = layered_trace(12, scale=0.05)
-    storages = (
-        replace(each, nbytes=20 * MIB) if each.kind is Kind.STATE else each
-        for each in step.storages
-    )
+    large = {Kind.STATE: 20 * MIB}
+    storages = (replace(each, nbytes=large.get(each.kind, each.nbytes)) for each in step.storages)
     step = replace(step, storages=tuple(storages))
-    weights = sum(each.nbytes for each in step.storages if each.kind is Kind.STATE)
+    weights = 12 * 20 * MIB
     machine = machine_with(1.0, step)
     least = []
     for each in (step, divide_weights(step)):
@@ -134,16 +132,12 @@ def test_plan_when_weights_may_leave_then_the_budget_may_be_less_than_the_model(
     assert plan.trace == divide_weights(step)
     schedule = swapkit.simulate(step, plan, machine=machine)
     assert find_violations(plan.trace, plan, machine, schedule) == []
-    moved = [plan.trace.storages[each.storage] for each in plan.decisions]
-    streamed = [each for each in moved if each.kind is Kind.STATE]
-    # All copies back are of weights that were gone, and no link carries them out.
-    assert sum(each.nbytes for each in streamed) >= weights // 2
-    out = [each for each in schedule.transfers if each.out_end > each.out_start]
-    assert {each.storage for each in out} == {
-        each.storage
-        for each in plan.decisions
-        if each.action is Action.SWAP and plan.trace.storages[each.storage] not in streamed
-    }
+    swapped = {each.storage for each in plan.decisions if each.action is Action.SWAP}
+    streamed = {each for each in swapped if plan.trace.storages[each].kind is Kind.STATE}
+    # All that is left out comes back, and no link carries weights out.
+    assert sum(plan.trace.storages[each].nbytes for each in streamed) >= weights // 2
+    out = {each.storage for each in schedule.transfers if each.out_end > each.out_start}
+    assert out == swapped - streamed
 
 
 def test_plan_when_optimizer_states_may_move_then_less_memory_is_enough() -> None:

@@ -129,11 +129,9 @@ class Storages:
         self.note_freed()
         number = len(self.lives)
         storage = tensor.untyped_storage()
-        is_weight = self.holds_weights and may_leave(tensor)  # its address cannot be read
-        memory = 0 if is_weight else self._memory_inside(storage, tensor.device)
         self._forget_dead(address)
         _, kind = self._emptied.pop(address, (None, kind))  # the same tensors' once more
-        nbytes = storage.nbytes() if is_weight else self._counted_bytes(storage, tensor.device)
+        memory, nbytes = self._measure(tensor, storage)
         if (former := self._blocks.owner(memory)) is not None:
             if self._has_lost(former, memory):  # a compiled graph's memory moves when it is packed
                 self.move(former, tensor)
@@ -147,6 +145,13 @@ class Storages:
         self.lives.append(life)
         self._watch(storage, address, number, memory)
         return number
+
+    def _measure(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> tuple[int, int]:
+        """Return the address of a storage's memory in the pool, 0 if it has none, and its bytes."""
+        if self.holds_weights and may_leave(tensor):  # its address cannot be read
+            return 0, storage.nbytes()
+        memory = self._memory_inside(storage, tensor.device)
+        return memory, self._counted_bytes(storage, tensor.device)
 
     @unseen
     def state(self, tensor: torch.Tensor, kind: Kind) -> None:

@@ -555,24 +555,6 @@ bool held_end_step(Mover *mover) {
     return leave_planned(mover) && come_planned(mover);
 }
 
-Ref<> held_memory(Mover *mover) {
-    auto addresses = Ref<>::steal(PyList_New(0));
-    unsigned long long away = 0;
-    for (const Held *each : mover->books->held.all) {
-        const c10::StorageImpl *storage =
-            each->group->storage; // one that is coming has another one
-        if (storage == nullptr) {
-            away += each->group->nbytes;
-            continue;
-        }
-        auto address = for_python(memory_of(storage));
-        if (!addresses || !address || PyList_Append(addresses.get(), address.get()) != 0) {
-            return {};
-        }
-    }
-    return Ref<>::steal(addresses ? Py_BuildValue("(KO)", away, addresses.get()) : nullptr);
-}
-
 bool held_end(Mover *mover) {
     HeldOrder &order = mover->books->held;
     order.is_over = true;
@@ -601,24 +583,6 @@ bool held_end(Mover *mover) {
         (void)forget_held(mover, each);
     }
     return true;
-}
-
-Ref<> held_bytes(Mover *mover) {
-    unsigned long long all = 0, here = 0, kept = 0, in_regions = 0;
-    for (const Held *each : mover->books->held.all) {
-        std::lock_guard guard(held_lock);
-        if (!each->is_sealed && !each->is_kept) {
-            continue;
-        }
-        all += each->group->nbytes;
-        in_regions += each->regions != 0 ? each->group->nbytes : 0;
-        if (each->is_here) {
-            here += each->group->nbytes;
-            kept += each->is_kept ? each->group->nbytes : 0;
-        }
-    }
-    return Ref<>::steal(Py_BuildValue("(KKKKK)", all, here, kept, in_regions,
-                                      static_cast<unsigned long long>(mover->books->held.late)));
 }
 
 } // namespace swapkit

@@ -4,6 +4,8 @@
 // for what finds no room, operators bring what they need, and a rescue lets others go.
 #include "held/table.hpp"
 
+#include "memory/copy_owners.hpp"
+
 #include <algorithm>
 #include <utility>
 
@@ -126,6 +128,44 @@ bool held_plan(Mover *mover, PyObject *uses) {
         begin_order(held);
     }
     return true;
+}
+
+// ---- for recordings and reports -----------------------------------------------------------------
+
+Ref<> held_memory(Mover *mover) {
+    auto addresses = Ref<>::steal(PyList_New(0));
+    unsigned long long away = 0;
+    for (const Held *each : mover->books->held.all) {
+        const c10::StorageImpl *storage =
+            each->group->storage; // one that is coming has another one
+        if (storage == nullptr) {
+            away += each->group->nbytes;
+            continue;
+        }
+        auto address = for_python(memory_of(storage));
+        if (!addresses || !address || PyList_Append(addresses.get(), address.get()) != 0) {
+            return {};
+        }
+    }
+    return Ref<>::steal(addresses ? Py_BuildValue("(KO)", away, addresses.get()) : nullptr);
+}
+
+Ref<> held_bytes(Mover *mover) {
+    unsigned long long all = 0, here = 0, kept = 0, in_regions = 0;
+    for (const Held *each : mover->books->held.all) {
+        std::lock_guard guard(held_lock);
+        if (!each->is_sealed && !each->is_kept) {
+            continue;
+        }
+        all += each->group->nbytes;
+        in_regions += each->regions != 0 ? each->group->nbytes : 0;
+        if (each->is_here) {
+            here += each->group->nbytes;
+            kept += each->is_kept ? each->group->nbytes : 0;
+        }
+    }
+    return Ref<>::steal(Py_BuildValue("(KKKKK)", all, here, kept, in_regions,
+                                      static_cast<unsigned long long>(mover->books->held.late)));
 }
 
 } // namespace swapkit
