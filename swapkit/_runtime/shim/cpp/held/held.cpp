@@ -248,7 +248,7 @@ bool bring_held(Held *held) {
     bool was_here = is_here(held);
     int started = 1;
     if (!was_here) {
-        mover->books->held.late++;
+        const auto waits = mover->waits;
         if (group_state(held->group) == SK_GROUP_OUT &&
             !start(mover.get(), held, false, &started)) {
             return false;
@@ -256,6 +256,7 @@ bool bring_held(Held *held) {
         if (!arrive(mover.get(), held)) {
             return false;
         }
+        mover->books->held.late += mover->waits != waits ? 1 : 0;
     }
     follow_stream(mover.get(), held);
     return was_here || mover->books->held.is_over ||

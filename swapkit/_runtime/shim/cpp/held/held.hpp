@@ -41,7 +41,7 @@ struct HeldOrder {
     std::vector<Held *> idle;      // not used in the one before
     std::size_t at = 0;            // the latest use, in `last`
     std::uint64_t clock = 0;       // uses so far
-    std::uint64_t late = 0;        // uses that found the bytes away
+    std::uint64_t late = 0;        // uses that waited for the bytes
     std::deque<Held *> written;    // in this order; some have been copied since
     std::deque<Held *> copying;    // out, while they stay
     std::size_t behind_bytes = 0;  // so many may be copied while they stay
@@ -104,7 +104,7 @@ void held_end_step(Mover *mover);
 // others. False: an exception is set.
 bool held_end(Mover *mover);
 // Return the bytes of held storages, those of them that are here and that cannot leave, and the
-// number of uses that found the bytes away.
+// number of uses that waited for them.
 Ref<> held_bytes(Mover *mover);
 
 } // namespace swapkit
