@@ -265,10 +265,11 @@ bool bring_held(Held *held) {
         return false;
     }
     if (!is_here(held)) {
-        mover->books->held.late++;
+        const auto waits = mover->waits;
         if (!begin_bringing(held) || !arrive(mover.get(), held)) {
             return false;
         }
+        mover->books->held.late += mover->waits != waits ? 1 : 0;
     }
     follow_stream(mover.get(), held);
     return true;

@@ -43,6 +43,7 @@ struct HeldMoves {
 // The held storages of a mover, and in which order operators use them.
 struct HeldOrder {
     std::vector<Held *> all;
+<<<<<<< HEAD
     // Uses in this step, and in the one before or, as planned, in each.
     std::vector<Held *> now, last;
     std::vector<char> here;   // whether the storage of each use in `last` is
@@ -58,6 +59,18 @@ struct HeldOrder {
     std::deque<Held *> copying;          // out, while they stay
     std::size_t behind_bytes = 0;        // so many may be copied while they stay
     bool is_over = false;                // the session has ended
+=======
+    std::vector<Held *> now, last; // uses in this step and in the one before
+    std::vector<char> here;        // whether the storage of each use in `last` is
+    std::vector<Held *> idle;      // not used in the one before
+    std::size_t at = 0;            // the latest use, in `last`
+    std::uint64_t clock = 0;       // uses so far
+    std::uint64_t late = 0;        // uses that waited for the bytes
+    std::deque<Held *> written;    // in this order; some have been copied since
+    std::deque<Held *> copying;    // out, while they stay
+    std::size_t behind_bytes = 0;  // so many may be copied while they stay
+    bool is_over = false;          // the session has ended
+>>>>>>> h-models
 };
 
 // Operands of one operator, or of one compiled region, that are held. Any thread, with or without
@@ -142,8 +155,13 @@ Ref<> held_memory(Mover *mover);
 // Bring all of them back as far as there is room, and hold them no more; operators bring the
 // others. False: an exception is set.
 bool held_end(Mover *mover);
+<<<<<<< HEAD
 // Return the bytes of held storages, those of them that are here, that cannot leave, and that
 // compiled regions use now, and the number of uses that found the bytes away.
+=======
+// Return the bytes of held storages, those of them that are here and that cannot leave, and the
+// number of uses that waited for them.
+>>>>>>> h-models
 Ref<> held_bytes(Mover *mover);
 
 } // namespace swapkit
