@@ -124,7 +124,6 @@ __all__ = [
     "is_tracing",
     "is_zero_tensor",
     "keeps_graph",
-    "key_names",
     "keys_to_fall_through",
     "mode_at",
     "mode_of_kind",
@@ -203,8 +202,6 @@ has_storage: Callable[[torch.Tensor], bool] = torch._C._has_storage
 is_zero_tensor: Callable[[torch.Tensor], bool] = torch.Tensor._is_zerotensor
 # The class that writes the records of `torch.save`.
 file_writer: Callable[[], Any] = partial(getattr, torch._C, "PyTorchFileWriter")
-# The names of a tensor's dispatch keys, as text.
-key_names: Callable[[torch.Tensor], str] = torch._C._dispatch_key_set
 is_cow: Callable[[torch.Tensor], bool] = torch._C._is_cow_tensor  # type: ignore[attr-defined]
 base_of: Callable[[torch.Tensor], torch.Tensor | None] = attrgetter("_base")
 version_of: Callable[[torch.Tensor], int] = attrgetter("_version")

@@ -72,6 +72,9 @@ inline bool is_trapped(const c10::TensorImpl &tensor) {
     return key != c10::DispatchKey::Undefined && tensor.key_set().has(key);
 }
 
+// Return whether a storage, by its address, may leave now or later: 0 or 1. Any thread.
+int is_sealed(std::size_t storage);
+
 // Return how many bytes an operator on lists should use at once, judging by one of their tensors;
 // 0: its storage is not held.
 std::size_t held_most_bytes(const c10::TensorImpl &tensor);
@@ -93,8 +96,6 @@ bool expose(Mover *mover, PyObject *tensor);
 int hold(Mover *mover, PyObject *tensor, PyObject *placement);
 // Begin to let them leave: those that nothing else holds. The others are forgotten.
 void held_begin(Mover *mover);
-// Return whether a storage, by its address, is sealed: 0 or 1; 0 for 0, too. By any mover.
-int is_sealed(Mover *mover, std::size_t storage);
 // Call a function of Python while the bytes of two storages, by their addresses, are here; 0: no
 // storage. It changes the bytes of the second one. Null: an exception is set.
 PyObject *run_with(Mover *mover, std::size_t read, std::size_t written, PyObject *function);
