@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 import swapkit
+from swapkit._runtime.saved import weights
+from swapkit._runtime.torch_compat.internals import has_compiled
 from tests.integration.test_weights import SEALED, InBackward, digest_of, keys_of
 
 if TYPE_CHECKING:
@@ -22,8 +24,9 @@ WHOLE = LAYERS * PART
 
 
 @pytest.fixture(autouse=True)
-def installed() -> Iterator[None]:
-    """Serve torch on the CPU."""
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Serve torch on the CPU. Other tests of this process may have compiled code."""
+    monkeypatch.setattr(weights, "has_compiled", lambda: False)
     swapkit.install(device="cpu")
     yield
     gc.collect()
@@ -123,6 +126,25 @@ def test_weights_when_a_device_graph_was_captured_then_they_stay() -> None:
         with pytest.raises(torch.OutOfMemoryError):
             torch.empty(3 * WHOLE // 2, dtype=torch.uint8)
         assert model[0].get_parameter("weight").data_ptr()
+
+
+def test_session_when_the_model_was_compiled_before_then_it_is_not_compiled_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(weights, "has_compiled", has_compiled)
+    graphs = []
+
+    def compile_graph(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., object]:
+        graphs.append(graph)
+        return graph.forward
+
+    model = layers()
+    compiled = torch.compile(model, backend=compile_graph)
+    compiled(torch.ones(8, WIDTH))
+    assert has_compiled()
+    with swapkit.budget(2 * WHOLE, model, policy="rescue"):
+        compiled(torch.ones(8, WIDTH))
+    assert len(graphs) == 1
 
 
 def test_construction_when_it_fails_then_what_was_built_before_is_whole() -> None:

@@ -17,7 +17,11 @@ from torch.nn.parallel import DistributedDataParallel
 from swapkit._native.layout import TAG_OPTIMIZER
 from swapkit._runtime.saved.device import Device
 from swapkit._runtime.shim.types import Mover, Placement
-from swapkit._runtime.torch_compat.internals import buffers_of, parameters_of
+from swapkit._runtime.torch_compat.internals import (
+    buffers_of,
+    has_compiled,
+    parameters_of,
+)
 from swapkit._runtime.torch_compat.isolation import hidden
 from swapkit._runtime.torch_compat.reported_calls import WEIGHT_CHANGES
 from swapkit._runtime.torch_compat.weight_readers import BY_ADDRESS
@@ -73,7 +77,7 @@ class Weights:
         modules = [] if model is None else list(model.modules())
         if not any(isinstance(each, DistributedDataParallel) for each in modules):
             self._modules.update((id(each), each) for each in modules)
-            self._watch_all()
+            self._watch_all(is_needed=self._device.in_use_bytes() > limit_bytes)
 
     def stop(self) -> None:
         """Bring the weights back, as far as there is room, and watch no more."""
@@ -98,7 +102,7 @@ class Weights:
         self._modules[id(module)] = module
         self._has_rest = self._do_leave
         if not self._is_watching:
-            self._watch_all()
+            self._watch_all(is_needed=False)
         elif tensor is None:
             self._watch(_list_of(module))
         else:
@@ -111,8 +115,10 @@ class Weights:
     def _list(self) -> Iterable[torch.Tensor]:
         return (each for module in list(self._modules.values()) for each in _list_of(module))
 
-    def _watch_all(self) -> None:
-        if self._device.in_use_bytes() < self._least_bytes:
+    def _watch_all(self, *, is_needed: bool) -> None:
+        is_full = self._device.in_use_bytes() >= self._least_bytes
+        # Code that was compiled for tensors without the mark would be compiled again.
+        if not is_needed and (not is_full or has_compiled()):
             return
         if not self._is_watching:
             for method in BY_ADDRESS:

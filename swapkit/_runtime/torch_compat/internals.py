@@ -110,6 +110,7 @@ __all__ = [
     "graph_task",
     "group_stores",
     "has_backward_hook",
+    "has_compiled",
     "has_kernel",
     "has_kernel_for",
     "has_python_key",
@@ -294,6 +295,13 @@ def has_python_key() -> bool:
 
 
 # ---- the build, the compiler, devices -----------------------------------------------------------
+
+
+def has_compiled() -> bool:
+    """Return whether Dynamo has compiled code in this process."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    return utils is not None and utils.counters["frames"]["ok"] > 0
+
 
 C: Any = torch._C  # for code that replaces functions in it, or checks which ones exist
 KEY_GUARD = "_ForceDispatchKeyGuard"  # in `C`: Dynamo's, up to torch 2.14
