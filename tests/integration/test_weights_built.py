@@ -118,6 +118,17 @@ def test_step_when_it_does_not_fit_beside_a_model_that_does_then_weights_leave_i
     assert weight.data_ptr()
 
 
+def test_module_when_it_is_kept_then_its_weights_stay() -> None:
+    model = layers()
+    swapkit.keep(model[1])
+    kept, other = (model[number].get_parameter("weight") for number in (1, 2))
+    with swapkit.budget(2 * WHOLE, model, policy="rescue"):
+        torch.empty(3 * WHOLE // 2, dtype=torch.uint8)
+        assert kept.data_ptr()
+        with pytest.raises(RuntimeError, match=SEALED):
+            other.data_ptr()
+
+
 def test_weights_when_a_device_graph_was_captured_then_they_stay() -> None:
     model = layers()
     with swapkit.budget(2 * WHOLE, model, policy="rescue"):

@@ -56,11 +56,16 @@ class Weights:
         self._refusal: RuntimeError | None = None  # why weights cannot be watched
         self._is_captured = False  # whether a graph knows addresses
         self._is_here: Callable[[], bool] = bool
+        self._is_kept: Callable[[torch.nn.Module], bool] = bool
 
     # ---- which there are -------------------------------------------------------------------------
 
     def start(
-        self, model: torch.nn.Module | None, limit_bytes: int, is_here: Callable[[], bool]
+        self,
+        model: torch.nn.Module | None,
+        limit_bytes: int,
+        is_here: Callable[[], bool],
+        is_kept: Callable[[torch.nn.Module], bool],
     ) -> None:
         """Watch the weights of a model, and of modules that this thread changes from now on.
 
@@ -68,8 +73,10 @@ class Weights:
             model: the session's; None: it has none.
             limit_bytes: its budget.
             is_here: whether the calling thread is the session's.
+            is_kept: whether the user has chosen that a module is kept.
         """
-        self._least_bytes, self._is_here = int(limit_bytes * WATCHED), is_here
+        self._least_bytes = int(limit_bytes * WATCHED)
+        self._is_here, self._is_kept = is_here, is_kept
         if not is_distributed():
             for change in WEIGHT_CHANGES:
                 change.add(self)
@@ -158,8 +165,16 @@ class Weights:
             if self._device.name.type != "cpu":  # kernels of any stream may use them
                 torch.get_device_module(self._device.name).synchronize(self._device.name)
             placement = Placement(Action.AUTO, min_bytes=self._min_bytes)
+            kept = filter(self._is_kept, list(self._modules.values()))
+            stay = {
+                id(each)
+                for module in kept
+                for inside in module.modules()
+                for each in _list_of(inside)
+            }
             for each in self._list():
-                self._mover.hold(each, placement)
+                if id(each) not in stay:
+                    self._mover.hold(each, placement)
             self._mover.begin_held()
             self._do_leave = self._mover.held[0] > 0
             return self._mover.held[0] > before_bytes
