@@ -122,9 +122,10 @@ def test_module_when_it_is_kept_then_its_weights_stay() -> None:
     model = layers()
     swapkit.keep(model[1])
     kept, other = (model[number].get_parameter("weight") for number in (1, 2))
-    with swapkit.budget(2 * WHOLE, model, policy="rescue"):
+    with swapkit.budget(2 * WHOLE, model, policy="rescue") as session:
         torch.empty(3 * WHOLE // 2, dtype=torch.uint8)
         assert kept.data_ptr()
+        assert "64.00 KiB stay: others view them" in session.explain()
         with pytest.raises(RuntimeError, match=SEALED):
             other.data_ptr()
 

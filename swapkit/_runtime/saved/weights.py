@@ -17,15 +17,17 @@ from torch.nn.parallel import DistributedDataParallel
 from swapkit._native.layout import TAG_OPTIMIZER
 from swapkit._runtime.saved.device import Device
 from swapkit._runtime.shim.types import Mover, Placement
+from swapkit._runtime.torch_compat import wrappers
 from swapkit._runtime.torch_compat.internals import (
     buffers_of,
     has_compiled,
     parameters_of,
+    storage_id,
 )
 from swapkit._runtime.torch_compat.isolation import hidden
 from swapkit._runtime.torch_compat.reported_calls import WEIGHT_CHANGES
 from swapkit._runtime.torch_compat.weight_readers import BY_ADDRESS
-from swapkit._runtime.torch_compat.wrappers import is_wrapper
+from swapkit._runtime.torch_compat.wrappers import is_plain, is_wrapper
 from swapkit.ir.plans import Action
 
 # Weights are watched from when this share of the limit is in use.
@@ -191,6 +193,16 @@ class Weights:
         if self._has_rest:
             self.adopt_more()
             self._has_rest = False
+
+    def staying_bytes(self) -> int:
+        """Return the bytes of weights that do not leave, though they are large enough."""
+        sizes = {
+            storage_id(each): each.untyped_storage().nbytes()
+            for each in self._list()
+            if is_plain(each) and each.device == self._device.name
+        }
+        staying = (nbytes for storage, nbytes in sizes.items() if not wrappers.may_leave(storage))
+        return sum(nbytes for nbytes in staying if nbytes >= self._min_bytes)
 
 
 def is_distributed() -> bool:
