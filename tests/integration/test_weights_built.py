@@ -6,6 +6,7 @@ import copy
 import gc
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -118,16 +119,31 @@ def test_step_when_it_does_not_fit_beside_a_model_that_does_then_weights_leave_i
     assert weight.data_ptr()
 
 
-def test_module_when_it_is_kept_then_its_weights_stay() -> None:
-    model = layers()
-    swapkit.keep(model[1])
-    kept, other = (model[number].get_parameter("weight") for number in (1, 2))
+HOLDERS: dict[str, Callable[[nn.Linear], object]] = {
+    "kept": swapkit.keep,
+    "address": lambda layer: layer.weight.data_ptr(),
+    "numpy": lambda layer: layer.weight.numpy(),
+    "dlpack": lambda layer: np.from_dlpack(layer.weight),
+    "view": lambda layer: layer.weight.detach(),
+    "storage": lambda layer: layer.weight.untyped_storage(),
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_weight_when_other_code_holds_its_memory_then_it_stays_and_others_leave(
+    holder: str,
+) -> None:
+    model = layers().requires_grad_(requires_grad=False)
+    weight, other = (model[number].get_parameter("weight") for number in (1, 2))
+    address = weight.untyped_storage().data_ptr()
     with swapkit.budget(2 * WHOLE, model, policy="rescue") as session:
+        held = HOLDERS[holder](model[1])  # type: ignore[arg-type]
         torch.empty(3 * WHOLE // 2, dtype=torch.uint8)
-        assert kept.data_ptr()
-        assert "64.00 KiB stay: others view them" in session.explain()
         with pytest.raises(RuntimeError, match=SEALED):
             other.data_ptr()
+        assert weight.data_ptr() == address
+        assert "64.00 KiB stay: others view them" in session.explain()
+    del held
 
 
 def test_weights_when_a_device_graph_was_captured_then_they_stay() -> None:
