@@ -149,9 +149,8 @@ def budget(  # noqa: PLR0913 - keyword arguments of the main interface
 
     Raises:
         InvalidArgument: an argument cannot be parsed or is out of range.
-        OverBudget: on entry, if more than `limit` is in use already. The weights of an eager
-            `model` leave the device then, unless the policy is `"recompute"` or an object, or torch
-            uses its own allocator.
+        OverBudget: on entry, if more than `limit` is in use already. Weights leave the device then,
+            unless the policy is `"recompute"` or an object, or torch uses its own allocator.
         DiskError: on entry, if no file can be created in `disk`.
         InvalidArgument: on entry, if CPU_BINDING_NUM is more than the CPUs for each device.
         PlanMismatch: on entry, if `plan` is for another model or a larger budget.

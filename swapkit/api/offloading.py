@@ -145,7 +145,7 @@ def keep(target: Target, /) -> Target: ...
 @overload
 def keep(target: Parts, pattern: str, /) -> Parts: ...
 def keep(target: Any = None, pattern: str | None = None, /) -> Any:
-    """Never move the saved tensors of a part of a program, even under a budget.
+    """Never move the saved tensors of a part of a program, nor its weights, even under a budget.
 
     Args:
         target: as for `offload`: a `Module` class, a `Module` or a function; None: return a

@@ -6,11 +6,14 @@ import copy
 import gc
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import swapkit
+from swapkit._runtime.saved import weights
+from swapkit._runtime.torch_compat.internals import has_compiled
 from tests.integration.test_weights import SEALED, InBackward, digest_of, keys_of
 
 if TYPE_CHECKING:
@@ -22,8 +25,9 @@ WHOLE = LAYERS * PART
 
 
 @pytest.fixture(autouse=True)
-def installed() -> Iterator[None]:
-    """Serve torch on the CPU."""
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Serve torch on the CPU. Other tests of this process may have compiled code."""
+    monkeypatch.setattr(weights, "has_compiled", lambda: False)
     swapkit.install(device="cpu")
     yield
     gc.collect()
@@ -115,6 +119,33 @@ def test_step_when_it_does_not_fit_beside_a_model_that_does_then_weights_leave_i
     assert weight.data_ptr()
 
 
+HOLDERS: dict[str, Callable[[nn.Linear], object]] = {
+    "kept": swapkit.keep,
+    "address": lambda layer: layer.weight.data_ptr(),
+    "numpy": lambda layer: layer.weight.numpy(),
+    "dlpack": lambda layer: np.from_dlpack(layer.weight),
+    "view": lambda layer: layer.weight.detach(),
+    "storage": lambda layer: layer.weight.untyped_storage(),
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_weight_when_other_code_holds_its_memory_then_it_stays_and_others_leave(
+    holder: str,
+) -> None:
+    model = layers().requires_grad_(requires_grad=False)
+    weight, other = (model[number].get_parameter("weight") for number in (1, 2))
+    address = weight.untyped_storage().data_ptr()
+    with swapkit.budget(2 * WHOLE, model, policy="rescue") as session:
+        held = HOLDERS[holder](model[1])  # type: ignore[arg-type]
+        torch.empty(3 * WHOLE // 2, dtype=torch.uint8)
+        with pytest.raises(RuntimeError, match=SEALED):
+            other.data_ptr()
+        assert weight.data_ptr() == address
+        assert "64.00 KiB stay: others view them" in session.explain()
+    del held
+
+
 def test_weights_when_a_device_graph_was_captured_then_they_stay() -> None:
     model = layers()
     with swapkit.budget(2 * WHOLE, model, policy="rescue"):
@@ -123,6 +154,25 @@ def test_weights_when_a_device_graph_was_captured_then_they_stay() -> None:
         with pytest.raises(torch.OutOfMemoryError):
             torch.empty(3 * WHOLE // 2, dtype=torch.uint8)
         assert model[0].get_parameter("weight").data_ptr()
+
+
+def test_session_when_the_model_was_compiled_before_then_it_is_not_compiled_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(weights, "has_compiled", has_compiled)
+    graphs = []
+
+    def compile_graph(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., object]:
+        graphs.append(graph)
+        return graph.forward
+
+    model = layers()
+    compiled = torch.compile(model, backend=compile_graph)
+    compiled(torch.ones(8, WIDTH))
+    assert has_compiled()
+    with swapkit.budget(2 * WHOLE, model, policy="rescue"):
+        compiled(torch.ones(8, WIDTH))
+    assert len(graphs) == 1
 
 
 def test_construction_when_it_fails_then_what_was_built_before_is_whole() -> None:

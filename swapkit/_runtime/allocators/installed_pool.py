@@ -247,8 +247,9 @@ class Installation(Generic[_Pool]):
             others = self.runtime.swappers(self.device)
         freed = next(filter(None, (each.rescue_bytes(needed_bytes) for each in others)), 0)
         freed = freed or self._collect_garbage() or self._grow(needed_bytes)
-        adopted = (each.adopt_weights(needed_bytes) for each in others)
-        return freed or next(filter(None, adopted), 0)
+        if freed or thread_state.tries_memory:
+            return freed
+        return next(filter(None, (each.adopt_weights(needed_bytes) for each in others)), 0)
 
     def _collect_garbage(self) -> int:
         """Free memory held by reference cycles as a last resort; return the freed bytes.

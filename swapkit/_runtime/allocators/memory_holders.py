@@ -18,6 +18,8 @@ from swapkit._native.pool import BlockState
 from swapkit._runtime.model.tracker import BACKWARD, ModuleTracker
 from swapkit._runtime.saved.device import Device
 from swapkit._runtime.thread_state import thread_state
+from swapkit._runtime.torch_compat import wrappers
+from swapkit._runtime.torch_compat.internals import storage_address
 from swapkit._runtime.torch_compat.thread_stacks import (
     backward_runs_elsewhere,
     others_wait,
@@ -102,8 +104,9 @@ def find_outside(device: Device, tracker: ModuleTracker) -> list[Holder]:
     sizes: dict[int, int] = {}
     for tensor in take_while(found.may_look, found.tensors):
         for storage in storages_of(tensor, device):
-            if not device.pool.owns(storage.data_ptr()):
-                sizes[storage.data_ptr()] = storage.nbytes()
+            address = _address_of(storage)
+            if address != 0 and not device.pool.owns(address):
+                sizes[address] = storage.nbytes()
     return _sum_up((names.get(address, "other tensors"), n) for address, n in sizes.items())
 
 
@@ -192,7 +195,7 @@ def _name_tensors(found: _Found, device: Device) -> dict[int, str]:
 
     def add(tensor: torch.Tensor | None, name: str) -> None:
         for storage in () if tensor is None else storages_of(tensor, device):
-            names[storage.data_ptr()] = name
+            names[_address_of(storage)] = name
 
     for state in take_while(found.may_look, found.states):
         add(state, "optimizer states")
@@ -228,9 +231,18 @@ def _storage_of(tensor: torch.Tensor, device: Device) -> torch.UntypedStorage | 
         if tensor.device != device.name or tensor.layout is not torch.strided:
             return None
         storage = tensor.untyped_storage()
-        return storage if storage.nbytes() > 0 and storage.data_ptr() else None
+        has_bytes = wrappers.may_leave(storage_address(storage)) or storage.data_ptr() != 0
+        return storage if storage.nbytes() > 0 and has_bytes else None
     except (RuntimeError, ValueError):  # NotImplementedError is a RuntimeError
         return None
+
+
+def _address_of(storage: torch.UntypedStorage) -> int:
+    """Return the address of a storage's bytes; 0: they leave the device between two uses."""
+    try:
+        return storage.data_ptr()
+    except RuntimeError:
+        return 0
 
 
 # ---- advice --------------------------------------------------------------------------------------

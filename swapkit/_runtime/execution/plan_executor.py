@@ -26,6 +26,7 @@ from swapkit._runtime.saved.device import Curve
 from swapkit._runtime.saved.swapper import Swapper
 from swapkit._runtime.saved.weights import list_named
 from swapkit._runtime.shim.types import Follower
+from swapkit._runtime.torch_compat import wrappers
 from swapkit._runtime.torch_compat.internals import storage_id
 from swapkit._runtime.torch_compat.isolation import untraced
 from swapkit.errors import SessionError
@@ -207,9 +208,9 @@ class PlanExecutor:
         """Return the uses of weights that may leave, as the shim takes them."""
         if not self._table.weights:
             return []
-        named, mover = list_named(self._find_model()), self._swapper.mover
+        named = list_named(self._find_model())
         addresses = {name: storage_id(each) for name, each in named}
-        held = {name: each for name, each in addresses.items() if mover.is_sealed(each)}
+        held = {name: each for name, each in addresses.items() if wrappers.may_leave(each)}
         return as_rows(self._table.weights, held)
 
     # ---- recomputation and events ---------------------------------------------------------------

@@ -27,7 +27,7 @@ from swapkit._runtime.recording.trace_builder import build_trace
 from swapkit._runtime.recording.training_state import Optimizers
 from swapkit._runtime.saved.hooks import is_in_region
 from swapkit._runtime.saved.weights import list_named
-from swapkit._runtime.torch_compat import reported_calls
+from swapkit._runtime.torch_compat import reported_calls, wrappers
 from swapkit._runtime.torch_compat.dispatch_modes import mode_stack
 from swapkit._runtime.torch_compat.internals import (
     NO_TASK,
@@ -155,7 +155,7 @@ class Recorder(Notes):
             self.workspaces.blocks.of_weights.update(addresses)
             for name, tensor in list_named(self.setting.root):
                 number = self.storages.known(tensor)
-                if number is not None and mover.is_sealed(storage_id(tensor)):
+                if number is not None and wrappers.may_leave(storage_id(tensor)):
                     self.storages.lives[number].module = name
                     self.weights.add(number)
 

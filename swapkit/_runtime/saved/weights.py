@@ -19,7 +19,13 @@ from torch.nn.parallel import DistributedDataParallel
 from swapkit._native.layout import TAG_OPTIMIZER
 from swapkit._runtime.saved.device import Device
 from swapkit._runtime.shim.types import Mover, Placement
-from swapkit._runtime.torch_compat.internals import buffers_of, parameters_of
+from swapkit._runtime.torch_compat import wrappers
+from swapkit._runtime.torch_compat.internals import (
+    buffers_of,
+    has_compiled,
+    parameters_of,
+    storage_id,
+)
 from swapkit._runtime.torch_compat.isolation import hidden
 from swapkit._runtime.torch_compat.reported_calls import (
     WEIGHT_CHANGES,
@@ -30,6 +36,7 @@ from swapkit._runtime.torch_compat.reported_calls import (
 from swapkit._runtime.torch_compat.weight_readers import BY_ADDRESS
 from swapkit._runtime.torch_compat.wrappers import (
     KINDS,
+    is_plain,
     is_wrapper,
     kinds_of_wrappers,
     tensors_inside,
@@ -67,11 +74,16 @@ class Weights:
         self._is_captured = False  # whether a graph knows addresses
         self._is_here: Callable[[], bool] = bool
         self._operators: dict[type, ReplacedMethod[TrapListener]] = {}  # of classes of wrappers
+        self._is_kept: Callable[[torch.nn.Module], bool] = bool
 
     # ---- which there are -------------------------------------------------------------------------
 
     def start(
-        self, model: torch.nn.Module | None, limit_bytes: int, is_here: Callable[[], bool]
+        self,
+        model: torch.nn.Module | None,
+        limit_bytes: int,
+        is_here: Callable[[], bool],
+        is_kept: Callable[[torch.nn.Module], bool],
     ) -> None:
         """Watch the weights of a model, and of modules that this thread changes from now on.
 
@@ -79,8 +91,10 @@ class Weights:
             model: the session's; None: it has none.
             limit_bytes: its budget.
             is_here: whether the calling thread is the session's.
+            is_kept: whether the user has chosen that a module is kept.
         """
-        self._least_bytes, self._is_here = int(limit_bytes * WATCHED), is_here
+        self._least_bytes = int(limit_bytes * WATCHED)
+        self._is_here, self._is_kept = is_here, is_kept
         if not is_distributed():
             for change in WEIGHT_CHANGES:
                 change.add(self)
@@ -88,7 +102,7 @@ class Weights:
         modules = [] if model is None else list(model.modules())
         if not any(isinstance(each, DistributedDataParallel) for each in modules):
             self._modules.update((id(each), each) for each in modules)
-            self._watch_all()
+            self._watch_all(is_needed=self._device.in_use_bytes() > limit_bytes)
 
     def stop(self) -> None:
         """Bring the weights back, as far as there is room, and watch no more."""
@@ -116,7 +130,7 @@ class Weights:
         self._modules[id(module)] = module
         self._has_rest = self._do_leave
         if not self._is_watching:
-            self._watch_all()
+            self._watch_all(is_needed=False)
         elif tensor is None:
             self._watch(_list_of(module))
         else:
@@ -144,8 +158,10 @@ class Weights:
         """Exclude the key of weights on this thread, or not (`reported_calls.TrapListener`)."""
         return self._mover.exclude_held
 
-    def _watch_all(self) -> None:
-        if self._device.in_use_bytes() < self._least_bytes:
+    def _watch_all(self, *, is_needed: bool) -> None:
+        is_full = self._device.in_use_bytes() >= self._least_bytes
+        # Code that was compiled for tensors without the mark would be compiled again.
+        if not is_needed and (not is_full or has_compiled()):
             return
         if not self._is_watching:
             for method in BY_ADDRESS:
@@ -186,8 +202,16 @@ class Weights:
             if self._device.name.type != "cpu":  # kernels of any stream may use them
                 torch.get_device_module(self._device.name).synchronize(self._device.name)
             placement = Placement(Action.AUTO, min_bytes=self._min_bytes)
-            for each in self._list_parts():
-                self._mover.hold(each, placement)
+            kept = filter(self._is_kept, list(self._modules.values()))
+            stay = {
+                id(each)
+                for module in kept
+                for inside in module.modules()
+                for each in _list_of(inside)
+            }
+            leaving = (each for each in self._list() if id(each) not in stay)
+            for part in (part for each in leaving for part in list_parts(each)):
+                self._mover.hold(part, placement)
             self._mover.begin_held()
             self._do_leave = self._mover.held[0] > 0
             return self._mover.held[0] > before_bytes
@@ -212,6 +236,16 @@ class Weights:
         if self._has_rest:
             self.adopt_more()
             self._has_rest = False
+
+    def staying_bytes(self) -> int:
+        """Return the bytes of weights that do not leave, though they are large enough."""
+        sizes = {
+            storage_id(each): each.untyped_storage().nbytes()
+            for each in self._list()
+            if is_plain(each) and each.device == self._device.name
+        }
+        staying = (nbytes for storage, nbytes in sizes.items() if not wrappers.may_leave(storage))
+        return sum(nbytes for nbytes in staying if nbytes >= self._min_bytes)
 
 
 # Objects of quantised weights have others inside, for scales that are quantised themselves.

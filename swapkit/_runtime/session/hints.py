@@ -15,6 +15,7 @@ from swapkit._runtime.model.ranks import count_node_ranks, count_ranks
 from swapkit._runtime.optimizer.chunked_step import attached
 from swapkit._runtime.saved.device import Device
 from swapkit._runtime.saved.swapper import Swapper
+from swapkit._runtime.torch_compat.internals import storage_address
 from swapkit.planning.planner import POLICIES, Policy, find_floor
 from swapkit.reporting.text import format_per_rank
 from swapkit.units import format_bytes, format_limit
@@ -99,7 +100,7 @@ def _list_tensors(
 def _add_up(tensors: Iterable[torch.Tensor], device: Device) -> int:
     """Return the bytes of the tensors' storages on a device, each once."""
     sizes = {
-        storage.data_ptr(): storage.nbytes()
+        storage_address(storage): storage.nbytes()
         for tensor in tensors
         for storage in storages_of(tensor, device)
     }

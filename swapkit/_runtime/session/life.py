@@ -38,6 +38,7 @@ from swapkit._runtime.shim.types import Placement
 from swapkit._runtime.thread_state import thread_state
 from swapkit._runtime.torch_compat.isolation import make_fork_lock
 from swapkit._runtime.torch_compat.thread_stacks import stacks
+from swapkit._runtime.user_choices.wrapping import part_of
 from swapkit.ir.plans import Action
 from swapkit.ir.runs import SessionStats
 from swapkit.planning.selection.cases import NO_PLAN, Stage
@@ -286,7 +287,10 @@ class SessionLife:
         if is_needed or not is_distributed():
             self._of_process.add(swapper.weights.stop)
             swapper.weights.start(
-                model, self.limit_bytes, is_here=lambda: swapper in thread_state.sessions
+                model,
+                self.limit_bytes,
+                is_here=lambda: swapper in thread_state.sessions,
+                is_kept=_is_kept,
             )
         if is_needed:
             with installation.lock:
@@ -403,6 +407,11 @@ class SessionLife:
                 _log.error("cleanup failed after a session ended", exc_info=error)
         raise_first([error for error in errors if not isinstance(error, Exception)])
         return is_own and not errors
+
+
+def _is_kept(module: torch.nn.Module) -> bool:
+    part = part_of(module)
+    return part is not None and part.judgement.keep
 
 
 class _Finisher:

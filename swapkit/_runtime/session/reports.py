@@ -98,11 +98,14 @@ def explain_placed(swapper: Swapper) -> list[str]:
     all_bytes, here_bytes, kept_bytes, _, late = swapper.mover.held
     if not all_bytes:
         return places
+    stay_bytes = swapper.weights.staying_bytes()
     kept = f"; {format_bytes(kept_bytes)} stay: a collective has used them"
+    seen = f"; {format_bytes(stay_bytes)} stay: others view them, know their address or keep them"
     return [
         f"weights: {format_bytes(all_bytes)} leave the device between two uses, "
         f"{format_bytes(here_bytes)} are on it now; {late} uses waited"
-        + (kept if kept_bytes else ""),
+        + (kept if kept_bytes else "")
+        + (seen if stay_bytes > kept_bytes else ""),
         *places,
     ]
 

@@ -47,6 +47,7 @@ from swapkit._runtime.shim.types import (
 )
 from swapkit._runtime.torch_compat import isolation as guards
 from swapkit._runtime.torch_compat import thread_stacks as threads
+from swapkit._runtime.torch_compat import wrappers
 from swapkit._runtime.torch_compat.accelerators import ACCELERATORS, Accelerator
 from swapkit._runtime.torch_compat.dispatch_modes import set_late_modes_of
 from swapkit._runtime.torch_compat.internals import (
@@ -228,6 +229,7 @@ class Shim:
             module.kernel_memory
         )
         self.kernel_leave: Callable[[int], None] = module.kernel_leave
+        wrappers.leave_by(module.is_sealed)
         hook_bypass.connect(module)
         threads.connect(module.stacks, module.receivers)
 

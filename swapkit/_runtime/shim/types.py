@@ -392,9 +392,6 @@ class Mover(Protocol):
     def begin_held(self) -> None:
         """Begin to let held storages leave: those that nothing else holds. Forget the others."""
 
-    def is_sealed(self, storage: int, /) -> bool:
-        """Return whether a storage, by its address, may leave now or later, by any mover."""
-
     def run_with(self, read: int, written: int, call: Callable[[], Any], /) -> Any:  # noqa: ANN401
         """Call a function while the bytes of two storages are on the device; 0: no storage.
 

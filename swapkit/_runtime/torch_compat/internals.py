@@ -111,6 +111,7 @@ __all__ = [
     "graph_task",
     "group_stores",
     "has_backward_hook",
+    "has_compiled",
     "has_kernel",
     "has_kernel_for",
     "has_python_key",
@@ -125,7 +126,6 @@ __all__ = [
     "is_tracing",
     "is_zero_tensor",
     "keeps_graph",
-    "key_names",
     "keys_to_fall_through",
     "mode_at",
     "mode_of_kind",
@@ -204,8 +204,6 @@ has_storage: Callable[[torch.Tensor], bool] = torch._C._has_storage
 is_zero_tensor: Callable[[torch.Tensor], bool] = torch.Tensor._is_zerotensor
 # The class that writes the records of `torch.save`.
 file_writer: Callable[[], Any] = partial(getattr, torch._C, "PyTorchFileWriter")
-# The names of a tensor's dispatch keys, as text.
-key_names: Callable[[torch.Tensor], str] = torch._C._dispatch_key_set
 is_cow: Callable[[torch.Tensor], bool] = torch._C._is_cow_tensor  # type: ignore[attr-defined]
 base_of: Callable[[torch.Tensor], torch.Tensor | None] = attrgetter("_base")
 version_of: Callable[[torch.Tensor], int] = attrgetter("_version")
@@ -305,6 +303,13 @@ def has_python_key() -> bool:
 
 
 # ---- the build, the compiler, devices -----------------------------------------------------------
+
+
+def has_compiled() -> bool:
+    """Return whether Dynamo has compiled code in this process."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    return utils is not None and utils.counters["frames"]["ok"] > 0
+
 
 C: Any = torch._C  # for code that replaces functions in it, or checks which ones exist
 KEY_GUARD = "_ForceDispatchKeyGuard"  # in `C`: Dynamo's, up to torch 2.14

@@ -14,16 +14,13 @@ from typing import Any, Protocol
 
 import torch
 
-from swapkit._runtime.torch_compat import internals
+from swapkit._runtime.torch_compat import internals, wrappers
 from swapkit._runtime.torch_compat.isolation import untraced
 from swapkit._runtime.torch_compat.reported_calls import ReplacedMethod
 
 
 class WeightHolder(Protocol):
-    """Knows which storages may leave. Any thread."""
-
-    def is_sealed(self, storage: int, /) -> bool:
-        """Return whether a storage may leave, so that its bytes have no address that stays."""
+    """Brings their bytes. Any thread."""
 
     def expose(self, tensor: torch.Tensor, /) -> None:
         """Note that code may know the address of a tensor's bytes, which have to stay then."""
@@ -132,14 +129,14 @@ def _address_of_tensor(holder: WeightHolder, plain: Any, tensor: torch.Tensor) -
         holder.expose(tensor)
         return address
     storage = internals.storage_id(tensor) if internals.has_storage(tensor) else 0
-    if not holder.is_sealed(storage):
+    if not wrappers.may_leave(storage):
         return plain(tensor)
     return storage + tensor.storage_offset() * tensor.element_size()
 
 
-def _address_of_storage(holder: WeightHolder, plain: Any, storage: Any) -> Any:  # noqa: ANN401
+def _address_of_storage(_: WeightHolder, plain: Any, storage: Any) -> Any:  # noqa: ANN401
     number = _address_of(storage)
-    return number if _is_compared() and holder.is_sealed(number) else plain(storage)
+    return number if _is_compared() and wrappers.may_leave(number) else plain(storage)
 
 
 # ---- on a copy on the host -----------------------------------------------------------------------
@@ -148,8 +145,8 @@ def _address_of_storage(holder: WeightHolder, plain: Any, storage: Any) -> Any: 
 # copies to the host first; those on the CPU are copied here, out of the pool.
 
 
-def _on_host(holder: WeightHolder, plain: Any, tensor: torch.Tensor, *args: Any) -> Any:  # noqa: ANN401
-    if tensor.device.type == "cpu" and holder.is_sealed(internals.storage_id(tensor)):
+def _on_host(_: WeightHolder, plain: Any, tensor: torch.Tensor, *args: Any) -> Any:  # noqa: ANN401
+    if tensor.device.type == "cpu" and wrappers.may_leave(internals.storage_id(tensor)):
         copy = torch.frombuffer(bytearray(tensor.nbytes), dtype=tensor.dtype).view(tensor.shape)
         tensor = copy.copy_(tensor.detach())
     return plain(tensor, *args)

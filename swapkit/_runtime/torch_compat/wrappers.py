@@ -13,7 +13,7 @@ from torch.autograd.function import BackwardCFunction
 from swapkit._runtime.torch_compat.internals import (
     base_of,
     innermost_transform,
-    key_names,
+    storage_id,
     version_of,
 )
 from swapkit._runtime.torch_compat.isolation import hidden, untraced
@@ -30,17 +30,24 @@ def is_plain(value: object) -> TypeGuard[torch.Tensor]:
     return isinstance(value, KINDS) and type(value) in KINDS and value.layout is torch.strided
 
 
-def may_leave(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is of a weight that leaves the device between two uses."""
-    names = key_names(tensor)
-    return "DeferredInit" in names or "GenericWrapper" in names
+# Returns whether a storage, by its address, leaves the device between two uses. None does until the
+# shim is loaded.
+may_leave: Callable[[int], bool] = frozenset[int]().__contains__
+
+
+def leave_by(ask: Callable[[int], bool]) -> None:
+    """Set `may_leave`."""
+    global may_leave  # noqa: PLW0603 - the process has one shim
+    may_leave = ask
 
 
 def has_bytes(value: object) -> TypeGuard[torch.Tensor]:
     """Return whether a value is a plain tensor whose storage has memory, which may be read."""
-    if not is_plain(value) or value.device.type == "meta" or may_leave(value):
+    if not is_plain(value) or value.device.type == "meta":
         return False
     try:
+        if may_leave(storage_id(value)):
+            return False
         storage = value.untyped_storage()
         return storage.nbytes() > 0 and storage.data_ptr() != 0
     except RuntimeError:  # raised by a function transform's tensor

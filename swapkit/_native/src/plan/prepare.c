@@ -9,11 +9,10 @@
 static sk_status check_action(const sk__plan *plan, int32_t item) {
     const sk_plan_problem *problem = plan->problem;
     int8_t action = plan->request->actions[item];
-    bool is_possible = action == SK_PLAN_KEEP ||
-                       (action == SK_PLAN_RECOMPUTE && problem->can_recompute[item]) ||
-                       (action == SK_PLAN_SWAP && problem->can_swap[item]) ||
-                       (action == SK_PLAN_SWAP_TO_DISK && problem->can_swap[item] &&
-                        !problem->is_clean[item]);
+    bool is_possible =
+        action == SK_PLAN_KEEP || (action == SK_PLAN_RECOMPUTE && problem->can_recompute[item]) ||
+        (action == SK_PLAN_SWAP && problem->can_swap[item]) ||
+        (action == SK_PLAN_SWAP_TO_DISK && problem->can_swap[item] && !problem->is_clean[item]);
     if (!is_possible) {
         return sk__fail(SK_INVALID, "plan: item %d cannot have action %d", item, action);
     }

@@ -21,8 +21,8 @@ static int32_t slot_of_return(const sk__plan *plan, int32_t item) {
     return run->in_starts[item] <= run->slot_starts[slot] ? slot : slot + 1;
 }
 
-/* Set `level` to the bytes in use in each slot if nothing had been copied out, and clear `back`: the
- * required bytes that are back when a slot begins. */
+/* Set `level` to the bytes in use in each slot if nothing had been copied out, and clear `back`:
+ * the required bytes that are back when a slot begins. */
 static void find_levels(const sk__plan *plan) {
     int64_t bytes = 0;
     const sk_plan_problem *problem = plan->problem;

@@ -17,9 +17,10 @@ import torch
 
 from swapkit._runtime.recording.tables.blocks import ALIVE, Blocks
 from swapkit._runtime.saved.device import DevicePool
+from swapkit._runtime.torch_compat import wrappers
 from swapkit._runtime.torch_compat.internals import fix_weak_storage, storage_address, storage_id
 from swapkit._runtime.torch_compat.isolation import unseen
-from swapkit._runtime.torch_compat.wrappers import may_leave, tensors_inside
+from swapkit._runtime.torch_compat.wrappers import tensors_inside
 from swapkit.ir.traces import BEFORE, Kind
 
 _Tensor = torch.Tensor
@@ -148,7 +149,9 @@ class Storages:
 
     def _measure(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> tuple[int, int]:
         """Return the address of a storage's memory in the pool, 0 if it has none, and its bytes."""
-        if self.holds_weights and may_leave(tensor):  # its address cannot be read
+        if self.holds_weights and wrappers.may_leave(
+            storage_id(tensor)
+        ):  # its address cannot be read
             return 0, storage.nbytes()
         memory = self._memory_inside(storage, tensor.device)
         return memory, self._counted_bytes(storage, tensor.device)

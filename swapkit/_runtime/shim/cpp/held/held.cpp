@@ -375,6 +375,13 @@ int held_new(Mover *mover, c10::StorageImpl *storage, const Terms &terms) {
     return 1;
 }
 
+// Return whether more than Python may hold a tensor: others hold what was exported to them
+// (DLPack), and read its memory. The graph holds tensors that require gradients; those are not
+// exported themselves.
+bool is_exported(c10::TensorImpl *impl) {
+    return !impl->requires_grad() && c10::raw::intrusive_ptr::use_count(impl) > 1;
+}
+
 } // namespace
 
 int watch(Mover *mover, PyObject *tensor, std::size_t min_bytes) {
@@ -424,7 +431,7 @@ int hold(Mover *mover, PyObject *tensor, PyObject *placement) {
     c10::StorageImpl *storage =
         is_trapped(*impl) ? plain_storage(*impl, std::max<std::size_t>(terms.min_bytes, 1))
                           : nullptr;
-    if (storage == nullptr || impl->device() != mover->device()) {
+    if (storage == nullptr || impl->device() != mover->device() || is_exported(impl)) {
         return 0;
     }
     Held *held = find_held(storage);

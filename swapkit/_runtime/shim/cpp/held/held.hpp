@@ -43,7 +43,6 @@ struct HeldMoves {
 // The held storages of a mover, and in which order operators use them.
 struct HeldOrder {
     std::vector<Held *> all;
-<<<<<<< HEAD
     // Uses in this step, and in the one before or, as planned, in each.
     std::vector<Held *> now, last;
     std::vector<char> here;   // whether the storage of each use in `last` is
@@ -54,23 +53,11 @@ struct HeldOrder {
     std::size_t done = 0;                // uses whose moves are due, or were
     std::vector<Held *> leaving, coming; // due moves
     std::uint64_t clock = 0;             // uses so far
-    std::uint64_t late = 0;              // uses that found the bytes away
+    std::uint64_t late = 0;              // uses that waited for the bytes
     std::deque<Held *> written;          // in this order; some have been copied since
     std::deque<Held *> copying;          // out, while they stay
     std::size_t behind_bytes = 0;        // so many may be copied while they stay
     bool is_over = false;                // the session has ended
-=======
-    std::vector<Held *> now, last; // uses in this step and in the one before
-    std::vector<char> here;        // whether the storage of each use in `last` is
-    std::vector<Held *> idle;      // not used in the one before
-    std::size_t at = 0;            // the latest use, in `last`
-    std::uint64_t clock = 0;       // uses so far
-    std::uint64_t late = 0;        // uses that waited for the bytes
-    std::deque<Held *> written;    // in this order; some have been copied since
-    std::deque<Held *> copying;    // out, while they stay
-    std::size_t behind_bytes = 0;  // so many may be copied while they stay
-    bool is_over = false;          // the session has ended
->>>>>>> h-models
 };
 
 // Operands of one operator, or of one compiled region, that are held. Any thread, with or without
@@ -112,6 +99,9 @@ inline bool is_trapped(const c10::TensorImpl &tensor) {
     return key != c10::DispatchKey::Undefined && tensor.key_set().has(key);
 }
 
+// Return whether a storage, by its address, may leave now or later: 0 or 1. Any thread.
+int is_sealed(std::size_t storage);
+
 // Return how many bytes an operator on lists should use at once, judging by one of their tensors;
 // 0: its storage is not held.
 std::size_t held_most_bytes(const c10::TensorImpl &tensor);
@@ -133,8 +123,6 @@ bool expose(Mover *mover, PyObject *tensor);
 int hold(Mover *mover, PyObject *tensor, PyObject *placement);
 // Begin to let them leave: those that nothing else holds. The others are forgotten.
 void held_begin(Mover *mover);
-// Return whether a storage, by its address, is sealed: 0 or 1; 0 for 0, too. By any mover.
-int is_sealed(Mover *mover, std::size_t storage);
 // Call a function of Python while the bytes of two storages, by their addresses, are here; 0: no
 // storage. It changes the bytes of the second one. Null: an exception is set.
 PyObject *run_with(Mover *mover, std::size_t read, std::size_t written, PyObject *function);
@@ -155,13 +143,8 @@ Ref<> held_memory(Mover *mover);
 // Bring all of them back as far as there is room, and hold them no more; operators bring the
 // others. False: an exception is set.
 bool held_end(Mover *mover);
-<<<<<<< HEAD
 // Return the bytes of held storages, those of them that are here, that cannot leave, and that
 // compiled regions use now, and the number of uses that found the bytes away.
-=======
-// Return the bytes of held storages, those of them that are here and that cannot leave, and the
-// number of uses that waited for them.
->>>>>>> h-models
 Ref<> held_bytes(Mover *mover);
 
 } // namespace swapkit

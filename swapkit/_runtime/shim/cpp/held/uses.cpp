@@ -209,7 +209,7 @@ void HeldUses::keep() {
     }
 }
 
-int is_sealed(Mover *, std::size_t storage) {
+int is_sealed(std::size_t storage) {
     std::lock_guard guard(held_lock);
     const Held *held = find_held(reinterpret_cast<const c10::StorageImpl *>(storage));
     return held != nullptr && held->is_sealed ? 1 : 0;

@@ -184,7 +184,7 @@ Type mover_type(
     method<"sweep_captured", [](Mover *mover) { return int{mover->books->captured.sweep()}; }>(),
     method<"drop", drop_group>(), method<"watch", watch>(), method<"expose", expose>(),
     method<"hold", hold>(), method<"begin_held", held_begin>(), method<"unhold", unhold>(),
-    method<"free_held", held_free>(), method<"is_sealed", is_sealed>(),
+    method<"free_held", held_free>(),
     method<"exclude_held", [](Mover *, bool excluded) { return int{trap_exclude(excluded)}; }>(),
     method<"run_with", run_with>(), method<"end_held_step", held_end_step>(),
     method<"end_held", held_end>(), method<"plan_held", held_plan>(),
@@ -279,6 +279,7 @@ const Functions module_functions{
     module_function<"current_stream", device_stream>(),
     module_function<"device_usage", usage>(),
     module_function<"in_range", in_range>(),
+    module_function<"is_sealed", is_sealed>(),
     module_function<"link", link>(),
     module_function<"unpack", unpack>("Return the saved tensor that a handle stands for."),
 };
