@@ -202,21 +202,21 @@ class Weights:
             if self._device.name.type != "cpu":  # kernels of any stream may use them
                 torch.get_device_module(self._device.name).synchronize(self._device.name)
             placement = Placement(Action.AUTO, min_bytes=self._min_bytes)
-            kept = filter(self._is_kept, list(self._modules.values()))
-            stay = {
-                id(each)
-                for module in kept
-                for inside in module.modules()
-                for each in _list_of(inside)
-            }
-            leaving = (each for each in self._list() if id(each) not in stay)
-            for part in (part for each in leaving for part in list_parts(each)):
-                self._mover.hold(part, placement)
+            for each in self._list_leaving():
+                self._mover.hold(each, placement)
             self._mover.begin_held()
             self._do_leave = self._mover.held[0] > 0
             return self._mover.held[0] > before_bytes
         finally:
             self._is_adopting = False
+
+    def _list_leaving(self) -> Iterator[torch.Tensor]:
+        """Yield the parts of weights, but those of modules that are kept."""
+        kept = filter(self._is_kept, list(self._modules.values()))
+        within = (inside for module in kept for inside in module.modules())
+        stay = {id(each) for inside in within for each in _list_of(inside)}
+        leaving = (each for each in self._list() if id(each) not in stay)
+        return (part for each in leaving for part in list_parts(each))
 
     def adopt_more(self) -> bool:
         """Adopt in a step: not if other ranks may plan with this one, or read weights."""
