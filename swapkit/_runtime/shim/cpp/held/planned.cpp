@@ -38,10 +38,9 @@ bool leave_planned(Mover *mover) {
     std::vector<Held *> leaving;
     {
         std::lock_guard guard(held_lock);
-        auto running = std::stable_partition(order.leaving.begin(), order.leaving.end(),
-                                             [](const Held *each) { return each->pins != 0; });
-        leaving.assign(running, order.leaving.end());
-        order.leaving.erase(running, order.leaving.end());
+        for (Held *each : std::exchange(order.leaving, {})) {
+            (each->pins != 0 ? order.leaving : leaving).push_back(each);
+        }
     }
     for (Held *each : leaving) {
         if (let_go(mover, each) < 0) {
