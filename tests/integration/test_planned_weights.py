@@ -6,12 +6,13 @@ import gc
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 import swapkit
 from swapkit.ir.plans import Action
 from swapkit.simulation.items import is_weight
 from swapkit.testing.planning import planning_at_once
-from tests.integration.test_weights import bits_of, frozen_bytes, make, train
+from tests.integration.test_weights import WIDTH, bits_of, frozen_bytes, make, train
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,3 +86,17 @@ def test_plan_when_made_by_a_policy_then_only_some_move_weights(policy: str) -> 
         else [is_weight(plan.trace.storages[each.storage]) for each in plan.decisions]
     )
     assert any(moved) == (policy == "swap")
+
+
+def test_step_when_the_model_is_evaluated_in_between_then_its_plan_still_fits() -> None:
+    model, optimizer = make("adapters")
+    limit = int(frozen_bytes(model) * 0.6)
+    with planning_at_once(), swapkit.budget(limit, model, optimizer) as session:
+        for step in range(STEPS):
+            before = session.stats.oom_rescues
+            train(model, optimizer, 1, first=step)
+            rescues = session.stats.oom_rescues - before
+            with torch.no_grad():
+                model(torch.ones(16, WIDTH))
+        assert session.plan is not None
+    assert rescues == 0

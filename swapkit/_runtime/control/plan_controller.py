@@ -294,6 +294,8 @@ class PlanController:
         executor = self._executor
         if root is not None and executor is not None and executor.now() != 0:
             executor.end_step()  # tensors saved before the first forward are in no plan
+        if root is not None and executor is not None:
+            executor.begin_weights()
         self._set_standby()
         if self._instruction.mode is StepMode.RECORD:
             self._record(root)

@@ -204,6 +204,12 @@ class PlanExecutor:
             self._filler.begin_step()
         follower.reset()
 
+    def begin_weights(self) -> None:
+        """Expect the first use of a weight: evaluations before this step used weights, too."""
+        if self._table.weights:
+            with self._swapper.shared.lock:
+                self._swapper.mover.end_held_step()
+
     def _find_uses(self) -> list[tuple[int, bool, list[int]]]:
         """Return the uses of weights that may leave, as the shim takes them."""
         if not self._table.weights:

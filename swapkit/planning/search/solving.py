@@ -16,7 +16,7 @@ from swapkit.planning.bounds.bound import Program
 from swapkit.planning.search.feasibility import Least, find_least
 from swapkit.planning.search.local_search import Effort, Search
 from swapkit.planning.search.moves import Actions, Shares, Trial, Trials
-from swapkit.simulation.items import count_fitting, find_levels
+from swapkit.simulation.items import count_fitting, find_levels, is_weight
 from swapkit.simulation.problems import Bytes, Problem
 from swapkit.simulation.timeline import RECOMPUTE
 
@@ -203,7 +203,7 @@ def measure_trade_offs(
     fixed = trace.base_bytes + sum(
         storage.nbytes
         for storage in trace.storages
-        if storage.birth == BEFORE and storage.kind is not Kind.INPUT
+        if storage.birth == BEFORE and storage.kind is not Kind.INPUT and not is_weight(storage)
     )
     whole = Trials(problem, replace(machine, budget_bytes=1 << 60))
     peak = whole.simulate(whole.keep_all()).run.peak_bytes
