@@ -251,8 +251,8 @@ def _relabel(tag: int) -> None:
 
 def _has_memory_of(tensor: torch.Tensor, wrapper: torch.Tensor) -> bool:
     """Return whether a tensor views what is inside a wrapper; it may be computed from it."""
-    own = storage_id(tensor)
-    return any(own == storage_id(each) for each in tensors_inside(wrapper))
+    own = {storage_id(each) for each in tensors_inside(tensor)}
+    return any(storage_id(each) in own for each in tensors_inside(wrapper))
 
 
 def _is_local_weight(tensor: torch.Tensor) -> bool:
