@@ -14,7 +14,8 @@ typedef struct step {
     int64_t held[NSLOTS];
     int64_t nbytes[NITEMS];
     int32_t births[NITEMS], readies[NITEMS], releases[NITEMS], uses[NITEMS], deaths[NITEMS];
-    bool can[NITEMS];
+    int32_t tails[NITEMS];
+    bool can[NITEMS], is_clean[NITEMS];
     int64_t chain_bytes[NITEMS];
     int32_t own_steps[NITEMS];
     int32_t since[NSLOTS];
@@ -41,6 +42,7 @@ static void step_init(step *s) {
                 .releases = {0, 1},
                 .uses = {3, 2},
                 .deaths = {3, 2},
+                .tails = {-1, -1},
                 .can = {true, true},
                 .own_steps = {0, 1},
                 .step_seconds = {1, 1},
@@ -63,6 +65,8 @@ static void step_init(step *s) {
                                    .releases = s->releases,
                                    .uses = s->uses,
                                    .deaths = s->deaths,
+                                   .tails = s->tails,
+                                   .is_clean = s->is_clean,
                                    .can_swap = s->can,
                                    .can_recompute = s->can,
                                    .chain_bytes = s->chain_bytes,
@@ -103,6 +107,38 @@ SK_TEST(plan, test_simulate_when_all_is_kept_then_sums) {
     CHECK(isnan(r.items[0][0]));
 }
 
+/* Item 0 is used in slot 1 of each step, and not there from slot 2 to the next step's slot 0. */
+SK_TEST(plan, test_simulate_when_clean_item_goes_on_then_it_is_away_at_both_ends) {
+    step s;
+    result r;
+    step_init(&s);
+    s.births[0] = 0;
+    s.readies[0] = s.releases[0] = -1;
+    s.uses[0] = s.deaths[0] = 1;
+    s.tails[0] = 2;
+    s.is_clean[0] = true;
+    s.can[0] = false; /* recomputed; swapped */
+    s.own_steps[0] = -1;
+    s.problem.can_swap = (const bool[]){true, true};
+    s.nbytes[0] = 10;
+    CHECK_OK(sk_plan_check(&s.problem));
+    CHECK_OK(step_run(&s, SK_PLAN_KEEP, SK_PLAN_KEEP, &r));
+    CHECK_EQUAL(11, r.run.peak_bytes);
+    s.machine.budget_bytes = 10;
+    s.machine.in_bytes_per_second = 10;
+    s.held[0] = s.held[3] = 10;
+    CHECK_OK(step_run(&s, SK_PLAN_KEEP, SK_PLAN_KEEP, &r));
+    CHECK_EQUAL(0, r.run.stuck_slot); /* it would be there at the start */
+    s.nbytes[1] = 0;
+    CHECK_OK(step_run(&s, SK_PLAN_SWAP, SK_PLAN_KEEP, &r));
+    CHECK_EQUAL(-1, r.run.stuck_slot);
+    CHECK(r.run.seconds == 5 && r.items[0][0] == 0 && r.items[3][0] == 1);
+    CHECK_EQUAL(10, r.run.peak_bytes);
+    CHECK_EQUAL(0, r.run.host_peak_bytes);
+    s.tails[0] = 1;
+    CHECK_STATUS(SK_INVALID, sk_plan_check(&s.problem));
+}
+
 SK_TEST(plan, test_simulate_when_slot_waits_then_it_ends_with_the_transfer) {
     step s;
     result r;
@@ -118,7 +154,7 @@ SK_TEST(plan, test_simulate_when_slot_waits_then_it_ends_with_the_transfer) {
     CHECK(r.run.recompute_seconds == 1);
     CHECK(r.slots[1][2] == 3 && r.run.seconds == 4);
     s.since[2] = 3;
-    CHECK(sk_plan_check(&s.problem) == SK_INVALID);
+    CHECK_STATUS(SK_INVALID, sk_plan_check(&s.problem));
 }
 
 SK_TEST(plan, test_simulate_when_one_fits_then_other_goes_and_comes_back) {
