@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING
 
 import pytest
 
+import swapkit
 from swapkit._runtime.control import plan_maker as plan_making
 from tests.support.sessions import steady_machine_like
 
@@ -21,6 +23,15 @@ def forget(request: pytest.FixtureRequest) -> Iterator[None]:
         is_ours = str(getattr(value, "__module__", "")).startswith("tests.integration.")
         if is_ours and hasattr(value, "cache_clear"):
             value.cache_clear()
+
+
+@pytest.fixture
+def served() -> Iterator[None]:
+    """Serve torch on the CPU."""
+    swapkit.install(device="cpu")
+    yield
+    gc.collect()
+    swapkit.uninstall()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,20 +14,12 @@ from swapkit.testing.planning import planning_at_once
 from tests.integration.test_weights import WIDTH, bits_of, frozen_bytes, make, train
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from swapkit.ir.plans import Plan
 
 STEPS = 16
 
 
-@pytest.fixture(autouse=True)
-def installed() -> Iterator[None]:
-    """Serve torch on the CPU."""
-    swapkit.install(device="cpu")
-    yield
-    gc.collect()
-    swapkit.uninstall()
+pytestmark = pytest.mark.usefixtures("served")
 
 
 def moved_bytes(plan: Plan) -> tuple[int, int]:

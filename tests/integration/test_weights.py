@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from tests.programs.kinds import Pair
 from tests.support.sessions import digest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 WIDTH = 256
 LAYERS = 10
@@ -27,13 +26,7 @@ MEBI = 1 << 20
 SEALED = r"leave the device between two uses.*tensor\.clone\(\)"
 
 
-@pytest.fixture(autouse=True)
-def installed() -> Iterator[None]:
-    """Serve torch on the CPU."""
-    swapkit.install(device="cpu")
-    yield
-    gc.collect()
-    swapkit.uninstall()
+pytestmark = pytest.mark.usefixtures("served")
 
 
 class Adapted(nn.Module):

@@ -16,19 +16,13 @@ import swapkit
 from tests.integration.test_weights import SEALED, WIDTH, digest_of, send_away
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
 LIMIT = "1MiB"
 
 
-@pytest.fixture(autouse=True)
-def installed() -> Iterator[None]:
-    """Serve torch on the CPU."""
-    swapkit.install(device="cpu")
-    yield
-    gc.collect()
-    swapkit.uninstall()
+pytestmark = pytest.mark.usefixtures("served")
 
 
 class Model(nn.Module):

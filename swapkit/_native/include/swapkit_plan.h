@@ -17,8 +17,8 @@
  *     out, as soon as its memory fits; it takes the memory when it starts. Ahead of its need a copy
  *     starts in its *prefetch* slot or later, and takes no memory that the slot which waits to
  *     begin would need.
- *   - An item that is *clean* has a copy already, outside of the room counted here: it is not
- * copied out, and its memory is free when slot `releases` has ended.
+ *   - A *clean* item has a copy already, outside of the room counted here. It is not copied out,
+ *     and its memory is free when slot `releases` has ended.
  *
  * Between slots k - 1 and k the lesser of their `slot_bytes` counts as in use.
  *

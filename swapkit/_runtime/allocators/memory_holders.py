@@ -104,7 +104,7 @@ def find_outside(device: Device, tracker: ModuleTracker) -> list[Holder]:
     sizes: dict[int, int] = {}
     for tensor in take_while(found.may_look, found.tensors):
         for storage in storages_of(tensor, device):
-            address = _address_of(storage)
+            address = wrappers.address_of(storage)
             if address != 0 and not device.pool.owns(address):
                 sizes[address] = storage.nbytes()
     return _sum_up((names.get(address, "other tensors"), n) for address, n in sizes.items())
@@ -195,7 +195,7 @@ def _name_tensors(found: _Found, device: Device) -> dict[int, str]:
 
     def add(tensor: torch.Tensor | None, name: str) -> None:
         for storage in () if tensor is None else storages_of(tensor, device):
-            names[_address_of(storage)] = name
+            names[wrappers.address_of(storage)] = name
 
     for state in take_while(found.may_look, found.states):
         add(state, "optimizer states")
@@ -235,14 +235,6 @@ def _storage_of(tensor: torch.Tensor, device: Device) -> torch.UntypedStorage | 
         return storage if storage.nbytes() > 0 and has_bytes else None
     except (RuntimeError, ValueError):  # NotImplementedError is a RuntimeError
         return None
-
-
-def _address_of(storage: torch.UntypedStorage) -> int:
-    """Return the address of a storage's bytes; 0: they leave the device between two uses."""
-    try:
-        return storage.data_ptr()
-    except RuntimeError:
-        return 0
 
 
 # ---- advice --------------------------------------------------------------------------------------

@@ -24,9 +24,8 @@ from swapkit._runtime.model.tracker import find_weakly
 from swapkit._runtime.process.captures import Capture, capture_table
 from swapkit._runtime.saved.device import Curve
 from swapkit._runtime.saved.swapper import Swapper
-from swapkit._runtime.saved.weights import list_named
+from swapkit._runtime.saved.weights import list_leaving
 from swapkit._runtime.shim.types import Follower
-from swapkit._runtime.torch_compat import wrappers
 from swapkit._runtime.torch_compat.internals import storage_id
 from swapkit._runtime.torch_compat.isolation import untraced
 from swapkit.errors import SessionError
@@ -214,10 +213,8 @@ class PlanExecutor:
         """Return the uses of weights that may leave, as the shim takes them."""
         if not self._table.weights:
             return []
-        named = list_named(self._find_model())
-        addresses = {name: storage_id(each) for name, each in named}
-        held = {name: each for name, each in addresses.items() if wrappers.may_leave(each)}
-        return as_rows(self._table.weights, held)
+        leaving = list_leaving(self._find_model())
+        return as_rows(self._table.weights, {name: storage_id(each) for name, each in leaving})
 
     # ---- recomputation and events ---------------------------------------------------------------
 

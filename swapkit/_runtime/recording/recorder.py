@@ -26,8 +26,8 @@ from swapkit._runtime.recording.tables.storages import tensors_in
 from swapkit._runtime.recording.trace_builder import build_trace
 from swapkit._runtime.recording.training_state import Optimizers
 from swapkit._runtime.saved.hooks import is_in_region
-from swapkit._runtime.saved.weights import list_named
-from swapkit._runtime.torch_compat import reported_calls, wrappers
+from swapkit._runtime.saved.weights import list_leaving
+from swapkit._runtime.torch_compat import reported_calls
 from swapkit._runtime.torch_compat.dispatch_modes import mode_stack
 from swapkit._runtime.torch_compat.internals import (
     NO_TASK,
@@ -35,7 +35,6 @@ from swapkit._runtime.torch_compat.internals import (
     buffers_of,
     graph_task,
     parameters_of,
-    storage_id,
 )
 from swapkit._runtime.torch_compat.isolation import is_compiled_code, untraced
 from swapkit._runtime.torch_compat.reported_calls import resizes, waits
@@ -153,9 +152,9 @@ class Recorder(Notes):
         with self.lock:
             self._away_bytes, addresses = mover.held_memory()
             self.workspaces.blocks.of_weights.update(addresses)
-            for name, tensor in list_named(self.setting.root):
+            for name, tensor in list_leaving(self.setting.root):
                 number = self.storages.known(tensor)
-                if number is not None and wrappers.may_leave(storage_id(tensor)):
+                if number is not None:
                     self.storages.lives[number].module = name
                     self.weights.add(number)
 

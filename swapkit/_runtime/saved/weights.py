@@ -278,13 +278,14 @@ def _list_whole(weight: torch.Tensor) -> Iterator[torch.Tensor]:
         holders = [each for each in values if not isinstance(each, (torch.nn.Module, ModuleType))]
 
 
-def list_named(model: torch.nn.Module | None) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the parameters and buffers of a model by all of their names, or what is inside them."""
+def list_leaving(model: torch.nn.Module | None) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the weights of a model that may leave, or what is inside them, by all their names."""
     if model is not None:
         for named in (model.named_parameters, model.named_buffers):
             for name, weight in named(remove_duplicate=False):
                 for number, part in enumerate(list_parts(weight)):
-                    yield f"{name}#{number}" if number else name, part
+                    if wrappers.may_leave(storage_id(part)):
+                        yield f"{name}#{number}" if number else name, part
 
 
 def is_distributed() -> bool:

@@ -41,6 +41,14 @@ def leave_by(ask: Callable[[int], bool]) -> None:
     may_leave = ask
 
 
+def address_of(storage: torch.UntypedStorage) -> int:
+    """Return where a storage's memory is; 0: a wrapper has none, a weight that leaves no place."""
+    try:
+        return storage.data_ptr()
+    except RuntimeError:
+        return 0
+
+
 def has_bytes(value: object) -> TypeGuard[torch.Tensor]:
     """Return whether a value is a plain tensor whose storage has memory, which may be read."""
     if not is_plain(value) or value.device.type == "meta":

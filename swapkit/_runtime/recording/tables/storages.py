@@ -20,7 +20,7 @@ from swapkit._runtime.saved.device import DevicePool
 from swapkit._runtime.torch_compat import wrappers
 from swapkit._runtime.torch_compat.internals import fix_weak_storage, storage_address, storage_id
 from swapkit._runtime.torch_compat.isolation import unseen
-from swapkit._runtime.torch_compat.wrappers import tensors_inside
+from swapkit._runtime.torch_compat.wrappers import address_of, tensors_inside
 from swapkit.ir.traces import BEFORE, Kind
 
 _Tensor = torch.Tensor
@@ -149,10 +149,8 @@ class Storages:
 
     def _measure(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> tuple[int, int]:
         """Return the address of a storage's memory in the pool, 0 if it has none, and its bytes."""
-        if self.holds_weights and wrappers.may_leave(
-            storage_id(tensor)
-        ):  # its address cannot be read
-            return 0, storage.nbytes()
+        if self.holds_weights and wrappers.may_leave(storage_address(storage)):
+            return 0, storage.nbytes()  # a weight: counts all the time, wherever its bytes are
         memory = self._memory_inside(storage, tensor.device)
         return memory, self._counted_bytes(storage, tensor.device)
 
@@ -188,7 +186,7 @@ class Storages:
         """Return whether a storage has no memory at this address any more."""
         watch = self._watches.get(number)
         storage = None if watch is None else watch.storage()
-        return storage is None or _address_of(storage) != memory
+        return storage is None or address_of(storage) != memory
 
     def written(self, tensor: torch.Tensor, operator: int) -> int | None:
         """Return the number of the storage that an operator wrote; it may have got new memory."""
@@ -199,7 +197,7 @@ class Storages:
         storage = tensor.untyped_storage()
         nbytes = storage.nbytes()
         had_none = watch.nbytes == 0 < nbytes
-        if had_none or (watch.memory and _address_of(storage) != watch.memory):
+        if had_none or (watch.memory and address_of(storage) != watch.memory):
             self._end(watch, operator if had_none else operator + 1)
             return self.add(tensor, operator)
         counted = self._counted_bytes(storage, tensor.device)
@@ -219,7 +217,7 @@ class Storages:
                 self.lives[given.number].death = given.death
             elif watch.memory != given.address:
                 pass  # a session has moved its bytes
-            elif _address_of(storage) == given.address:  # given back, and taken again at once
+            elif address_of(storage) == given.address:  # given back, and taken again at once
                 self._blocks.attach(given.address, given.number)
             else:
                 self._end(watch, given.death)
@@ -344,19 +342,8 @@ class Storages:
         """Return the address of a storage's memory in the pool; 0: it has none there."""
         if self._pool is None or not device.type == storage.device.type == self._device.type:
             return 0  # the storage of a fake tensor has no address, and `data_ptr` would warn
-        address = _address_of(storage)
+        address = address_of(storage)
         return address if self._pool.owns(address) else 0
-
-
-def _address_of(storage: torch.UntypedStorage) -> int:
-    """Return where the memory of a storage is; 0: it has none, as of a wrapper, or none that stays.
-
-    Weights begin to leave the device in the middle of a step. Its trace is not used.
-    """
-    try:
-        return storage.data_ptr()
-    except RuntimeError:
-        return 0
 
 
 def tensors_in(values: Iterable[Any], found: list[torch.Tensor]) -> None:
