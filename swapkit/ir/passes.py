@@ -9,9 +9,9 @@ A pass through the graph of another pass, as for a gradient penalty, uses some s
 first for the nodes of the earlier pass, and much later for the nodes of forward. The time between
 these two uses is such a stretch, too.
 
-A weight that stays as it is may leave wherever the step does not use it: between forward and
-backward, and from its last use in one step to its first use in the next. Its first part continues
-its last part, of the step before.
+A weight may leave wherever the step does not use it: between forward and backward, before the
+optimizer writes it, and from its last use in one step to its first use in the next. Its first part
+continues its last part, of the step before.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ def divide_weights(trace: Trace, movable: Container[int] | None = None) -> Trace
 
     Args:
         trace: the step.
-        movable: the storages of weights that may leave; None: all weights that no operator writes.
+        movable: the storages of weights that may leave; None: all weights.
     """
-    uses = _find_frozen(trace, movable)
+    uses = _find_weights(trace, movable)
     for index, operator in enumerate(trace.operators):
-        for number in uses.keys() & set(operator.reads):
+        for number in uses.keys() & {*operator.reads, *operator.writes}:
             uses[number].append(index)
     divided = _Divided(trace)
     for number, indexes in uses.items():
@@ -60,14 +60,13 @@ def divide_weights(trace: Trace, movable: Container[int] | None = None) -> Trace
     return divided.trace()
 
 
-def _find_frozen(trace: Trace, movable: Container[int] | None) -> dict[int, list[int]]:
+def _find_weights(trace: Trace, movable: Container[int] | None) -> dict[int, list[int]]:
     """Return an empty list for each weight of `divide_weights`."""
-    written = {number for operator in trace.operators for number in operator.writes}
     return {
         number: []
         for number, each in enumerate(trace.storages)
         if each.kind is Kind.STATE and each.birth == BEFORE and each.continues is None
-        if each.death == len(trace.operators) and number not in written
+        if each.death == len(trace.operators)
         if movable is None or number in movable
     }
 

@@ -34,7 +34,7 @@ class Item:
     use: int
     death: int  # the last operator that runs while it exists
     tail: int = NEVER  # the operator after a weight's last use, from where it is idle again
-    is_clean: bool = False
+    former: int = NEVER  # a weight's part before with the same bytes; its own: it stays as it is
     key: tuple[object, ...]  # alike items have equal keys
 
 
@@ -48,17 +48,17 @@ class Touches:
         self.next_read = [NEVER] * count  # the first read after that, in another phase
         self.last_backward = [NEVER] * count  # last operator of a backward pass that read it
         self.first_optimizer = [NEVER] * count
-        self.first_read = [NEVER] * count
-        self.last_read = [NEVER] * count
+        self.first_touch = [NEVER] * count
+        self.last_touch = [NEVER] * count
         self.writers: list[list[int]] = [[] for _ in range(count)]
         self.is_disturbed = [False] * count  # written between `last_forward` and `next_read`
         self.blocks = [block_of(operator.module) for operator in trace.operators]
         self.is_shared = [False] * count  # made in one block and read by forward in another
         for index, operator in enumerate(trace.operators):
-            for storage in operator.reads:
-                self.last_read[storage] = index
-                if self.first_read[storage] == NEVER:
-                    self.first_read[storage] = index
+            for storage in (*operator.reads, *operator.writes):
+                self.last_touch[storage] = index
+                if self.first_touch[storage] == NEVER:
+                    self.first_touch[storage] = index
             if operator.phase is Phase.FORWARD:
                 self._note_forward(index)
             else:
@@ -67,6 +67,17 @@ class Touches:
         for event in reversed(trace.events):
             if event.kind is EventKind.SAVE and event.storage is not None:
                 self.first_save[event.storage] = event.operator
+
+    def is_written(self, number: int) -> bool:
+        """Return whether an operator writes any part of a weight."""
+        part = number
+        while not self.writers[part]:
+            continues = self.trace.storages[part].continues
+            assert continues is not None
+            part = continues
+            if part == number:
+                return False
+        return True
 
     def _note_forward(self, index: int) -> None:
         operator = self.trace.operators[index]
@@ -162,18 +173,23 @@ def _weight_item(touches: Touches, number: int) -> Item | None:
     assert storage.continues is not None
     is_first = storage.birth == BEFORE
     start = NEVER if is_first else storage.birth
-    use = touches.first_read[number]
+    use = touches.first_touch[number]
     if use <= start:
         return None
+    former = storage.continues
+    if touches.writers[former]:
+        former = NEVER
+    elif not touches.is_written(number):
+        former = number
     return Item(
         storage=number,
         birth=max(start, 0),
         ready=start,
         release=start,
         use=use,
-        death=touches.last_read[number],
-        tail=touches.last_read[storage.continues] + 1 if is_first else NEVER,
-        is_clean=True,
+        death=touches.last_touch[number],
+        tail=touches.last_touch[storage.continues] + 1 if is_first else NEVER,
+        former=former,
         key=_key_of(touches.trace, storage),
     )
 
@@ -254,6 +270,9 @@ def find_levels(
     add(run.needs[again], run.needs[again], problem.chain_bytes[again])
     swapped = (actions == SWAP) | (actions == SWAP_TO_DISK)
     left = np.searchsorted(run.slot_starts, run.released[swapped], side="left") - 1
+    tails = problem.tails[swapped]
+    add(np.where(tails >= 0, tails, slots), left, sizes[swapped])
+    left[tails >= 0] = -1
     back = run.needs[swapped]
     if not at_needs:
         started = np.searchsorted(run.slot_ends, run.in_starts[swapped], side="right")

@@ -14,7 +14,7 @@ import numpy as np
 
 from swapkit.errors import InvalidArgument
 from swapkit.ir.traces import BEFORE, WAIT, Phase, Trace, is_wait, starts_transfer
-from swapkit.simulation.items import Item, Touches, find_items, is_weight
+from swapkit.simulation.items import NEVER, Item, Touches, find_items, is_weight
 from swapkit.simulation.problems import Bytes, Flags, Indexes, Problem
 
 # ---- chains --------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ class _ChainFinder:
         self._next_parts = {  # of weights
             each.continues: number
             for number, each in enumerate(self._storages)
-            if is_weight(each) and each.birth != BEFORE
+            if is_weight(each) and each.birth != BEFORE and not touches.writers[each.continues]
         }
         self._items = items
         self._has_modules = any(operator.module for operator in self._operators)
@@ -259,7 +259,8 @@ def lower(
         uses=uses,
         deaths=deaths,
         tails=np.where(tails < len(trace.operators), slots.of(tails), len(slots.starts)),
-        is_clean=np.array([item.is_clean for item in items], np.bool_),
+        formers=_formers(items),
+        is_weight=np.array([is_weight(trace.storages[item.storage]) for item in items], np.bool_),
         can_swap=np.ones(len(items), np.bool_),
         can_recompute=can_recompute,
         chain_bytes=np.array(extra_bytes, np.int64),
@@ -271,6 +272,11 @@ def lower(
         input_starts=_starts(inputs),
         inputs=_indexes(join(*inputs)),
     )
+
+
+def _formers(items: list[Item]) -> Indexes:
+    numbers = {item.storage: number for number, item in enumerate(items)}
+    return _indexes(numbers.get(item.former, NEVER) for item in items)
 
 
 def _find_transfers(trace: Trace) -> dict[int, int]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from swapkit.ir.plans import Action, Plan, Schedule, Tier
-from swapkit.ir.traces import Kind, Storage, Trace
+from swapkit.ir.traces import BEFORE, Kind, Storage, Trace
 from swapkit.simulation.items import is_weight
 from swapkit.simulation.timeline import lower_for
 from swapkit.simulation.validation.gaps import find_tails
@@ -160,6 +160,7 @@ def _list_stays(trace: Trace, plan: Plan, schedule: Schedule) -> list[Presence]:
 
 def _find_stays(trace: Trace, plan: Plan, schedule: Schedule) -> Iterator[Presence]:
     starts, ends = schedule.starts, schedule.ends
+    tails = find_tails(trace, {each.storage for each in schedule.transfers})
     yield Presence(Layer.BASE, 0.0, ends[-1], trace.base_bytes)
     yield from _list_storages(trace, plan, schedule)
     for at, operator in enumerate(trace.operators):
@@ -168,11 +169,16 @@ def _find_stays(trace: Trace, plan: Plan, schedule: Schedule) -> Iterator[Presen
         yield Presence(Layer.TEMPORARY, starts[at], ends[at], nbytes)
     tiers = {decision.storage: decision.tier for decision in plan.decisions}
     for each in schedule.transfers:
-        if is_weight(trace.storages[each.storage]):
-            continue
         layer = Layer.DISK if tiers[each.storage] is Tier.DISK else Layer.HOST
-        nbytes = trace.storages[each.storage].nbytes
-        yield Presence(layer, each.out_start, each.in_end, nbytes)
+        about = trace.storages[each.storage]
+        if each.out_start == each.out_end:  # a weight that has its copy all the time, or still
+            continue
+        if is_weight(about) and about.birth == BEFORE:
+            assert about.continues is not None
+            yield Presence(layer, 0.0, ends[tails[about.continues]], about.nbytes)
+            yield Presence(layer, each.out_start, ends[-1], about.nbytes)
+        else:
+            yield Presence(layer, each.out_start, each.in_end, about.nbytes)
     nexts = (*starts[1:], ends[-1])
     for start, end, nbytes in zip((0.0, *starts[1:]), nexts, trace.memory(), strict=True):
         yield Presence(Layer.PLAIN, start, end, nbytes)
@@ -182,13 +188,22 @@ def _list_storages(trace: Trace, plan: Plan, schedule: Schedule) -> Iterator[Pre
     """Yield when each storage is on the device: once, or before and after its gap."""
     gaps = _find_gaps(trace, plan, schedule)
     tails = find_tails(trace, gaps)
+    away = {  # when weights leave that the next step begins without
+        about.continues: leaves
+        for number, (leaves, _) in gaps.items()
+        if (about := trace.storages[number]).continues in tails and about.birth == BEFORE
+    }
+    ends = schedule.ends
     for number, storage in enumerate(trace.storages):
         if storage.death <= 0:
             continue
         layer = _layer_of(storage)
         start = 0.0 if storage.birth < 0 else schedule.starts[storage.birth]
-        end = schedule.ends[tails.get(number, storage.death - 1)]
+        end = ends[tails.get(number, storage.death - 1)]
+        end = max(end, min(away.get(number, 0.0), ends[-1]))
         goes, comes = gaps.get(number, (end, end))
+        if storage.birth == BEFORE and storage.continues in tails:
+            goes = 0.0
         if goes >= comes:  # it never goes, or is back before it is gone
             goes = comes = end
         yield Presence(layer, start, goes, storage.nbytes, number)

@@ -8,9 +8,11 @@ final at the end of slot `readies[j]` (-1: from the start). Forward needs it las
 
     births <= readies <= releases < uses <= deaths
 
-A *clean* item has a copy already, which no code changes: a frozen weight's. An item with a tail
-(`tails[j]` is not -1) goes on in the next step, which begins as this one does: a weight, from its
-last use in a step to its first one in the next. Its tail begins after that last use.
+A *weight* has one item for each stretch in which no operator uses it. It is *clean* while there is
+a copy of its bytes: all the time if it is frozen (`formers[j]` is j; that copy does not count), or
+if it was swapped in the stretch before, `formers[j]`, or clean then, and not written since. An item with a tail (`tails[j]` is not -1) goes on in the next step, which begins as
+this one does: a weight, from its last use in a step to its first one in the next. Its tail begins
+after that last use, when it is copied out if it is not clean.
 
 In slot k the device holds `slot_bytes[k]`, independent of all decisions, and each item:
 
@@ -19,8 +21,8 @@ In slot k the device holds `slot_bytes[k]`, independent of all decisions, and ea
     swapped     from births[j] until its copy out is done, no earlier than the end of releases[j];
                 and from the start of its copy back to deaths[j]; a clean one until the end of
                 releases[j], since it is not copied out
-    with a tail: if kept, also from slot tails[j] to the last one; if swapped, not at the step's
-                start
+    with a tail: if kept, also from slot tails[j] to the last one; if swapped, from there until its
+                copy out is done, and not at the step's start
 
 A slot that waits for a transfer between ranks ends as long after slot `since[k]` as if nothing were
 moved, or later, when the recomputation before it is done: what delays slots in between takes no
@@ -68,7 +70,8 @@ class Problem:
     uses: Indexes
     deaths: Indexes
     tails: Indexes  # K: the step ends with the item's last use
-    is_clean: Flags
+    formers: Indexes
+    is_weight: Flags
     can_swap: Flags
     can_recompute: Flags
     chain_bytes: Bytes
@@ -80,6 +83,26 @@ class Problem:
     chain_steps: Indexes
     input_starts: Indexes  # N + 1
     inputs: Indexes
+
+    @property
+    def is_copied(self) -> Flags:
+        """Return whether items may have to be copied out: not if they may be clean."""
+        flags: Flags = self.formers < 0
+        return flags
+
+    @property
+    def copies(self) -> tuple[Indexes, Indexes]:
+        """Return the first and the last slots in which copies may take room, of copied items."""
+        goes_on = self.tails >= 0
+        firsts: Indexes = np.where(goes_on, 0, np.maximum(self.readies, 0))
+        lasts: Indexes = np.where(goes_on, len(self.slot_seconds) - 1, self.deaths)
+        return firsts, lasts
+
+    @property
+    def outs(self) -> Indexes:
+        """Return the slots at whose end copies out may begin."""
+        slots: Indexes = np.where(self.tails >= 0, self.tails - 1, self.readies)
+        return slots
 
     def steps_of(self, item: int) -> list[int]:
         """Return the steps that recompute an item, in order."""

@@ -38,7 +38,7 @@ _TYPES = {
     "slot_bytes": np.int64,
     "item_bytes": np.int64,
     "chain_bytes": np.int64,
-    "is_clean": np.bool_,
+    "is_weight": np.bool_,
     "can_swap": np.bool_,
     "can_recompute": np.bool_,
 }  # all others: int32
@@ -70,7 +70,7 @@ class Run:
     peak_bytes: int
     host_peak_bytes: int
     disk_peak_bytes: int
-    swapped_bytes: int  # copied back, and out before if not clean
+    swapped_bytes: int  # copied back
     stuck_slot: int  # the slot that can never begin; -1: the step ran
     slot_starts: Floats  # K; including the recomputation right before
     slot_ends: Floats

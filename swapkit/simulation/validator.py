@@ -40,7 +40,7 @@ def check_schedule(
     tolerance = ROUNDING * max(schedule.ends[-1], trace.seconds)
     violations += _check_recomputations(schedule, moved, demand)
     swaps = {number: each for number, each in moved.items() if each.action is Action.SWAP}
-    moves, unpaired = pair_transfers(trace, schedule, swaps, demand)
+    moves, unpaired = pair_transfers(trace, schedule, swaps, demand, find_touches(trace))
     violations += unpaired
     violations += check_computing(trace, schedule, machine, demand, tolerance)
     violations += check_moves(moves, schedule, machine, tolerance)
@@ -120,13 +120,13 @@ def _check_sums(
 ) -> Iterator[str]:
     """Yield predicted times and sizes that differ from the schedule."""
     predicted = schedule.prediction
-    end = schedule.ends[-1]
+    end = max(schedule.ends[-1], *(move.transfer.out_end for move in moves), 0.0)
     if abs(predicted.seconds - end) > tolerance:
         yield f"the step takes {end:g} s, but the prediction is {predicted.seconds:g}"
     swapped = sum(move.nbytes for move in moves)
     if predicted.swapped_bytes != swapped:
         yield f"{swapped} bytes are swapped, but the prediction is {predicted.swapped_bytes}"
-    waited = _sum_waits(schedule)
+    waited = _sum_waits(schedule) + end - schedule.ends[-1]
     if abs(predicted.stall_seconds - waited) > tolerance * (1 + len(trace.operators)):
         yield f"computing waits {waited:g} s, but the prediction is {predicted.stall_seconds:g}"
     again = sum(demand.rerun_seconds(trace, operator) for operator in demand.reruns)

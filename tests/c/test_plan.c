@@ -15,7 +15,8 @@ typedef struct step {
     int64_t nbytes[NITEMS];
     int32_t births[NITEMS], readies[NITEMS], releases[NITEMS], uses[NITEMS], deaths[NITEMS];
     int32_t tails[NITEMS];
-    bool can[NITEMS], is_clean[NITEMS];
+    int32_t formers[NITEMS];
+    bool can[NITEMS], is_weight[NITEMS];
     int64_t chain_bytes[NITEMS];
     int32_t own_steps[NITEMS];
     int32_t since[NSLOTS];
@@ -43,6 +44,7 @@ static void step_init(step *s) {
                 .uses = {3, 2},
                 .deaths = {3, 2},
                 .tails = {-1, -1},
+                .formers = {-1, -1},
                 .can = {true, true},
                 .own_steps = {0, 1},
                 .step_seconds = {1, 1},
@@ -66,7 +68,8 @@ static void step_init(step *s) {
                                    .uses = s->uses,
                                    .deaths = s->deaths,
                                    .tails = s->tails,
-                                   .is_clean = s->is_clean,
+                                   .formers = s->formers,
+                                   .is_weight = s->is_weight,
                                    .can_swap = s->can,
                                    .can_recompute = s->can,
                                    .chain_bytes = s->chain_bytes,
@@ -116,7 +119,8 @@ SK_TEST(plan, test_simulate_when_clean_item_goes_on_then_it_is_away_at_both_ends
     s.readies[0] = s.releases[0] = -1;
     s.uses[0] = s.deaths[0] = 1;
     s.tails[0] = 2;
-    s.is_clean[0] = true;
+    s.formers[0] = 0; /* always clean */
+    s.is_weight[0] = true;
     s.can[0] = false; /* recomputed; swapped */
     s.own_steps[0] = -1;
     s.problem.can_swap = (const bool[]){true, true};

@@ -160,7 +160,7 @@ class _ExactSearch:
             wishes[RECOMPUTE] = recomputed
         if self._problem.can_swap[item]:
             wishes[SWAP] = swapped - stored
-            if self._tiers > 1 and not self._problem.is_clean[item]:
+            if self._tiers > 1 and not self._problem.is_weight[item]:
                 wishes[SWAP_TO_DISK] = stored
         return sorted(wishes, key=lambda action: -wishes[action])
 

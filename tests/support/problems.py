@@ -14,7 +14,14 @@ from swapkit.ir.machines import Machine
 from swapkit.simulation.problems import Problem
 from tests.support.layers import layered_trace
 
-__all__ = ["kept_peak", "layered_trace", "machine_for", "random_actions", "random_problem"]
+__all__ = [
+    "copied_items",
+    "kept_peak",
+    "layered_trace",
+    "machine_for",
+    "random_actions",
+    "random_problem",
+]
 
 MIB = 1 << 20
 
@@ -26,7 +33,7 @@ def random_problem(seed: int, items: int = 12, *, shuffle: int = 3, weights: int
         seed: of everything that is drawn.
         items: how many.
         shuffle: by how many slots uses are moved about, and forward uses delayed.
-        weights: how many of them are idle parts of weights, as good as copied out.
+        weights: how many of them are idle parts of weights: frozen, or written in the step.
     """
     rng = np.random.default_rng(seed)
     nslots = 2 * items + 2
@@ -59,7 +66,8 @@ def random_problem(seed: int, items: int = 12, *, shuffle: int = 3, weights: int
         uses=uses,
         deaths=deaths,
         tails=np.full(items, -1, np.int32),
-        is_clean=np.zeros(items, np.bool_),
+        formers=np.full(items, -1, np.int32),
+        is_weight=np.zeros(items, np.bool_),
         can_swap=np.ones(items, np.bool_),
         can_recompute=can_recompute,
         chain_bytes=np.where([len(chain) > 1 for chain in chains], MIB, 0).astype(np.int64),
@@ -79,7 +87,8 @@ def _with_weights(problem: Problem, rng: np.random.Generator, weights: int) -> P
     nslots = len(problem.slot_bytes)
     chosen = rng.choice(len(problem.item_bytes), weights, replace=False)
     parts, rounds = chosen[::2], chosen[1::2]
-    problem.is_clean[chosen] = True
+    problem.is_weight[chosen] = True
+    problem.formers[chosen] = np.where(rng.random(weights) < 0.5, chosen, -1)
     problem.can_recompute[chosen] = False
     problem.own_steps[chosen] = -1
     problem.readies[parts] = problem.releases[parts] = problem.births[parts]
@@ -89,6 +98,12 @@ def _with_weights(problem: Problem, rng: np.random.Generator, weights: int) -> P
         problem.uses[item] = rng.integers(0, nslots - 1)
         problem.deaths[item] = rng.integers(problem.uses[item], nslots - 1)
         problem.tails[item] = rng.integers(problem.deaths[item] + 1, nslots + 1)
+        if problem.formers[item] < 0:  # the use before the tail is one of the same weight
+            problem.slot_bytes[problem.tails[item] - 1] += problem.item_bytes[item]
+    for part, former in zip(parts, rounds, strict=False):
+        is_written = problem.formers[former] < 0 and problem.tails[former] > problem.deaths[part]
+        if is_written and problem.births[part] >= problem.deaths[former]:
+            problem.formers[part] = former
     inputs = np.split(problem.inputs, problem.input_starts[1:-1])
     chains, froms = [], []
     for item, made_from in enumerate(inputs):
@@ -102,6 +117,20 @@ def _with_weights(problem: Problem, rng: np.random.Generator, weights: int) -> P
         input_starts=_starts(froms),
         inputs=np.array([other for row in froms for other in row], np.int32),
     )
+
+
+def has_copy(problem: Problem, actions: np.ndarray, item: int) -> bool:
+    """Return whether an item has a copy when it becomes idle."""
+    former = int(problem.formers[item])
+    if former in {-1, item}:
+        return former == item
+    return bool(actions[former] % 2 == 1) or has_copy(problem, actions, former)
+
+
+def copied_items(problem: Problem, actions: np.ndarray) -> np.ndarray:
+    """Return the items that are copied out."""
+    swapped = np.flatnonzero(actions % 2 == 1).tolist()
+    return np.array([each for each in swapped if not has_copy(problem, actions, each)], np.int64)
 
 
 def _random_chain(
@@ -144,5 +173,5 @@ def random_actions(problem: Problem, seed: int, *, disk: bool = False) -> np.nda
     rng = np.random.default_rng(seed)
     actions = rng.integers(0, 4 if disk else 3, len(problem.item_bytes)).astype(np.int8)
     actions[(actions == 2) & ~problem.can_recompute] = 1
-    actions[(actions == 3) & problem.is_clean] = 1
+    actions[(actions == 3) & problem.is_weight] = 1
     return actions

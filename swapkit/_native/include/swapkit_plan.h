@@ -17,8 +17,10 @@
  *     out, as soon as its memory fits; it takes the memory when it starts. Ahead of its need a copy
  *     starts in its *prefetch* slot or later, and takes no memory that the slot which waits to
  *     begin would need.
- *   - A *clean* item has a copy already, outside of the room counted here. It is not copied out,
- *     and its memory is free when slot `releases` has ended.
+ *   - A *clean* item, a weight, has a copy already. It is not copied out, and its memory is free
+ *     when slot `releases` has ended. A copy that it has all the time is outside of the room.
+ *   - A weight with a tail that is not clean is copied out once the slot before its tail has ended,
+ *     into the room of its last copy; the step ends when that is done.
  *
  * Between slots k - 1 and k the lesser of their `slot_bytes` counts as in use.
  *
@@ -45,7 +47,10 @@ typedef struct sk_plan_problem {
      * the next step begins with it; swapped, it is not there when the step begins, either. -1: the
      * item does not go on in the next step. */
     const int32_t *tails;
-    const bool *is_clean;
+    /* Parts of weights: the part before, with whose copy the item is clean if that one is swapped,
+     * or clean; itself: it is always clean; -1: it never is. */
+    const int32_t *formers;
+    const bool *is_weight; /* it does not go to disk */
     const bool *can_swap;
     const bool *can_recompute;
     const int64_t *chain_bytes;

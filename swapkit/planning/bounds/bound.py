@@ -60,8 +60,10 @@ class _Boundary:
         self._slot = k
         gone = (problem.releases < k) & (k < problem.uses)
         gone |= (problem.tails >= 0) & (problem.tails <= k)
-        idle = gone & ~problem.is_clean
-        clean = gone & problem.is_clean & problem.can_swap
+        # Weights that go on have left in the step before.
+        is_clean = ~problem.is_copied | (problem.tails >= 0)
+        idle = gone & ~is_clean
+        clean = gone & is_clean & problem.can_swap
         self._clean_bytes = float(np.sum(problem.item_bytes[clean]))
         remade = idle & problem.can_recompute
         order = np.argsort(seconds[remade] / problem.item_bytes[remade], kind="stable")

@@ -119,7 +119,7 @@ class FluidBuilder:
     @property
     def _copied(self) -> Indexes:
         """The items that may be copied out."""
-        movable: Indexes = self._movable[~self._problem.is_clean[self._movable]]
+        movable: Indexes = self._movable[self._problem.is_copied[self._movable]]
         return movable
 
     def build(self, host: HostTime | None = None) -> Fluid:
@@ -269,7 +269,7 @@ class FluidBuilder:
                 machine.disk_read_bytes_per_second,
             ),
         )[: 1 + disk]:
-            movable = self._copied if len(self._tiers) else self._movable
+            movable = self._movable[~self._problem.is_weight[self._movable]] if self._tiers else self._movable
             may_swap = np.isin(np.arange(len(self._sizes)), movable)
             shares = self._columns(len(self._sizes), may_swap, upper=may_swap)
             self._assembly.add(rows, shares, 1.0)
@@ -326,8 +326,8 @@ class FluidBuilder:
 
     def _add_trails(self) -> None:
         """Let bytes that have just become final leave only in the stall."""
-        items = self._copied
-        finals, of = np.unique(self._problem.readies[items] + 1, return_inverse=True)
+        items = self._copied[self._problem.outs[self._copied] + 1 < len(self._slots)]
+        finals, of = np.unique(self._problem.outs[items] + 1, return_inverse=True)
         rows = self._assembly.rows(len(finals), 0.0, np.inf)
         self._assembly.add(rows, self._stalls[finals], 1.0)
         for tier in self._tiers:
@@ -343,9 +343,13 @@ class FluidBuilder:
         rows = self._assembly.rows(len(self._slots), 0.0, 0.0)
         self._put_change(rows, held, 1.0)
         self._put_out(rows, tier, -1.0)
-        items = self._copied[self._problem.deaths[self._copied] + 1 < len(self._slots)]
-        at = self._problem.deaths[items] + 1
-        self._assembly.add(rows[at], tier.shares[items], self._sizes[items])
+        tails = self._problem.tails[self._copied]
+        ends = np.where(tails >= 0, tails, self._problem.deaths[self._copied] + 1)
+        within = ends < len(self._slots)
+        items = self._copied[within]
+        self._assembly.add(rows[ends[within]], tier.shares[items], self._sizes[items])
+        items = self._copied[tails >= 0]  # their copies of the step before
+        self._assembly.add(rows[np.zeros(len(items), np.int32)], tier.shares[items], -self._sizes[items])
         self._basic.append(held)
         self._tight.append(rows)
 
@@ -375,7 +379,8 @@ class FluidBuilder:
         if factor:
             items = self._copied
             self._put_change(rows, tier.waiting, -factor)
-            at = self._problem.readies[items] + 1
+            items = items[self._problem.outs[items] + 1 < len(rows)]
+            at = self._problem.outs[items] + 1
             self._assembly.add(rows[at], tier.shares[items], factor * self._sizes[items])
 
     def _put_in(self, rows: Indexes, tier: TierColumns, factor: float) -> None:

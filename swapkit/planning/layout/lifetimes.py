@@ -267,10 +267,18 @@ class _Finder:
     def storages(self) -> Iterator[_Stay]:
         """Yield the stays of all storages, each storage's in order."""
         tails = find_tails(self.trace, self.decisions)
+        away = {  # when weights leave that the next step begins without
+            about.continues: each.released
+            for each in self.transfers.values()
+            if (about := self.trace.storages[each.storage]).continues in tails
+            and about.birth == BEFORE
+        }
         for number, storage in enumerate(self.trace.storages):
             nbytes = round_up(storage.nbytes, self.rounding_bytes)
             birth = _operator(storage.birth)
             death = _gone(tails[number] + 1 if number in tails else storage.death)
+            if number in away:
+                death = max(death, min(self._moment_of(away[number]), _gone(storage.death)))
             if number not in self.decisions:
                 pieces = [(birth, death)]
             elif self.decisions[number].action is Action.SWAP:

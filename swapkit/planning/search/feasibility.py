@@ -132,9 +132,10 @@ class _Shrinker:
         """Return the most bytes of chosen items that are away at the same time."""
         problem = self._problem
         changes = np.zeros(len(problem.slot_seconds) + 2, np.int64)
-        items = np.flatnonzero(chosen & ~problem.is_clean)
-        np.add.at(changes, np.maximum(problem.readies[items], 0), problem.item_bytes[items])
-        np.subtract.at(changes, problem.deaths[items] + 1, problem.item_bytes[items])
+        items = np.flatnonzero(chosen & problem.is_copied)
+        firsts, lasts = problem.copies
+        np.add.at(changes, firsts[items], problem.item_bytes[items])
+        np.subtract.at(changes, lasts[items] + 1, problem.item_bytes[items])
         return int(np.cumsum(changes).max())
 
     def shrink(self, actions: Actions) -> Actions:

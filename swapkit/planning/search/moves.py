@@ -160,13 +160,15 @@ class Rounder:
         if machine.host_bytes is None or not machine.disk_bytes:
             return actions
         held = np.zeros(len(problem.slot_seconds) + 2, np.int64)
-        order = np.argsort(problem.births - problem.deaths, kind="stable")  # the longest away first
+        firsts, lasts = problem.copies
+        # Weights stay on the host; of the others, the longest away go to disk first.
+        order = np.lexsort((problem.births - problem.deaths, problem.is_weight))
         for item in order[::-1]:
-            if actions[item] not in {SWAP, SWAP_TO_DISK} or problem.is_clean[item]:
+            if actions[item] not in {SWAP, SWAP_TO_DISK} or not problem.is_copied[item]:
                 continue
-            span = slice(max(int(problem.readies[item]), 0), int(problem.deaths[item]) + 1)
+            span = slice(int(firsts[item]), int(lasts[item]) + 1)
             held[span] += problem.item_bytes[item]
-            if held[span].max() > machine.host_bytes:
+            if held[span].max() > machine.host_bytes and not problem.is_weight[item]:
                 held[span] -= problem.item_bytes[item]
                 actions[item] = SWAP_TO_DISK
         return actions
@@ -351,10 +353,10 @@ def list_choices(problem: Problem, machine: Machine) -> list[tuple[int, ...]]:
         (SWAP, SWAP_TO_DISK) if machine.disk_bytes and machine.host_bytes is not None else (SWAP,)
     )
     return [
-        (KEEP,) + (places[:1] if is_clean else places) * can_swap + (RECOMPUTE,) * can_recompute
-        for can_swap, is_clean, can_recompute in zip(
+        (KEEP,) + (places[:1] if is_weight else places) * can_swap + (RECOMPUTE,) * can_recompute
+        for can_swap, is_weight, can_recompute in zip(
             problem.can_swap.tolist(),
-            problem.is_clean.tolist(),
+            problem.is_weight.tolist(),
             problem.can_recompute.tolist(),
             strict=True,
         )

@@ -234,7 +234,7 @@ class Resolver:
 
     def _is_missing(self, storage: int, step: int, need: int, use: int) -> bool:
         """Return whether `storage` must be made again for `step`; if not, require it by `need`."""
-        storage = find_part(self.trace, storage, use)
+        storage = find_part(self.trace, self.touches, storage, use)
         about = self.trace.storages[storage]
         where = f"operator {step}, when rerun before operator {need}, reads storage {storage}"
         if any(touch.is_write and step <= touch.operator < need for touch in self.touches[storage]):

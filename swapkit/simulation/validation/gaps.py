@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from swapkit.ir.traces import BEFORE, EventKind, Kind, Phase, Storage, Trace
@@ -67,7 +67,7 @@ def find_gaps(trace: Trace, touches: list[list[Touch]]) -> dict[int, Gap]:
 
 
 def is_streamed(storage: Storage) -> bool:
-    """Return whether a storage is a weight, or a part of one, that has a copy all the time."""
+    """Return whether a storage is a part of a weight that may leave."""
     return storage.kind is Kind.STATE and storage.continues is not None
 
 
@@ -84,23 +84,46 @@ def find_tails(trace: Trace, moved: Container[int]) -> dict[int, int]:
     return {
         number: index
         for index, operator in enumerate(trace.operators)
-        for number in ends & set(operator.reads)
+        for number in ends & {*operator.reads, *operator.writes}
     }
 
 
-def find_part(trace: Trace, storage: int, operator: int) -> int:
-    """Return the part of a weight that is there at an operator; of others, the storage itself."""
+def is_clean(
+    trace: Trace, touches: Sequence[Sequence[Touch]], storage: int, swapped: Container[int]
+) -> bool:
+    """Return whether there is a copy of a storage's bytes when it becomes idle.
+
+    That of an earlier stretch of a weight, if no operator has written the bytes since.
+    """
+    if not is_streamed(trace.storages[storage]):
+        return False
+    part = storage
+    while True:
+        former = trace.storages[part].continues
+        assert former is not None
+        if any(each.is_write for each in touches[former]):
+            return False
+        if former in swapped or former == storage:
+            return True
+        part = former
+
+
+def find_part(
+    trace: Trace, touches: Sequence[Sequence[Touch]], storage: int, operator: int
+) -> int:
+    """Return the part of a weight that has its bytes at an operator; of others, the storage."""
     if not is_streamed(trace.storages[storage]):
         return storage
     for number, each in enumerate(trace.storages[storage + 1 :], storage + 1):
-        if each.continues == storage and trace.storages[storage].death <= operator:
+        is_over = each.continues == storage and trace.storages[storage].death <= operator
+        if is_over and not any(touch.is_write for touch in touches[storage]):
             storage = number
     return storage
 
 
 def _find_fetch(storage: Storage, touches: list[Touch]) -> Gap | None:
     """Return the gap from the birth of a part of a weight to its first use."""
-    if not touches or any(each.is_write for each in touches):
+    if not touches:
         return None
     need = touches[0].operator
     return Gap(final=storage.birth, last=storage.birth, need=need) if storage.birth < need else None

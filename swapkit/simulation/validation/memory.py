@@ -151,7 +151,7 @@ def _follow_moves(
     inside: defaultdict[int, list[tuple[float, int]]] = defaultdict(list)
     for move in moves:
         first, last = 2 * move.gap.last + 2, 2 * move.need
-        free_at = move.transfer.released - tolerance
+        free_at = move.free_at - tolerance
         taken_at = move.transfer.in_start + tolerance
         if free_at > taken_at:  # back before it is gone
             ledger.add(first, last, move.nbytes)
@@ -166,6 +166,12 @@ def _follow_moves(
             inside[goes].append((free_at, -move.nbytes))
         if comes <= last:
             inside[comes].append((taken_at, move.nbytes))
+    for move in (each for each in moves if each.tail is not None and not each.is_clean):
+        first, free_at = 2 * move.tail + 2, move.transfer.released - tolerance
+        goes = bisect_left(begins, free_at) - 1
+        ledger.add(first, goes, move.nbytes)
+        if first <= goes:
+            inside[goes].append((free_at, -move.nbytes))
     totals = ledger.totals()
     for window, changes in inside.items():
         totals[window] = _most_of(totals[window], changes, ends[window])
@@ -217,6 +223,11 @@ def measure_copies(
     for move in moves:
         if move.decision.tier is tier and not move.is_clean:
             start, end = move.transfer.out_start, move.transfer.in_end
+            if move.tail is not None:  # there is one from the step before
+                least += [(0.0, move.nbytes), (end - tolerance, -move.nbytes)]
+                least.append((start + tolerance, move.nbytes))
+                most.append((0.0, move.nbytes))
+                continue
             least += [(start + tolerance, move.nbytes), (end - tolerance, -move.nbytes)]
             most += [(start - tolerance, move.nbytes), (move.gone_at + tolerance, -move.nbytes)]
     return _most_of(0, least, float("inf")), _most_of(0, most, float("inf"))

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from swapkit.ir.machines import Machine
 from swapkit.ir.plans import Decision, Schedule, Tier, Transfer
-from swapkit.ir.traces import Trace
+from swapkit.ir.traces import BEFORE, Trace
 from swapkit.simulation.validation.computing import Demand, Span, overlap
-from swapkit.simulation.validation.gaps import Gap, is_streamed
+from swapkit.simulation.validation.gaps import Gap, Touch, find_tails, is_clean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +27,12 @@ class SwappedStorage:
     need: int
     gone_at: float
     is_clean: bool  # it is not copied out
+    tail: int | None  # the last operator that touches a weight that goes on in the next step
+
+    @property
+    def free_at(self) -> float:
+        """Return when its memory is free before it is back."""
+        return self.transfer.released if self.tail is None else 0.0
 
 
 def pair_transfers(
@@ -34,10 +40,12 @@ def pair_transfers(
     schedule: Schedule,
     swaps: Mapping[int, Decision],
     demand: Demand,
+    touches: Sequence[Sequence[Touch]],
 ) -> tuple[list[SwappedStorage], list[str]]:
     """Return the transfers with their decisions, and a violation for each without a partner."""
     moves, violations = [], []
     missing = dict(swaps)
+    tails = find_tails(trace, swaps)
     for transfer in schedule.transfers:
         decision = missing.pop(transfer.storage, None)
         if decision is None:
@@ -53,11 +61,17 @@ def pair_transfers(
                 gap=demand.gaps[transfer.storage],
                 need=demand.needs[transfer.storage],
                 gone_at=schedule.ends[trace.storages[transfer.storage].death - 1],
-                is_clean=is_streamed(trace.storages[transfer.storage]),
+                is_clean=is_clean(trace, touches, transfer.storage, swaps),
+                tail=_find_tail(trace, transfer.storage, tails),
             )
         )
     violations += [f"storage {storage}: is swapped, but has no transfer" for storage in missing]
     return moves, violations
+
+
+def _find_tail(trace: Trace, storage: int, tails: Mapping[int, int]) -> int | None:
+    about = trace.storages[storage]
+    return None if about.continues is None or about.birth != BEFORE else tails[about.continues]
 
 
 def check_moves(
@@ -91,12 +105,14 @@ def _check_order(move: SwappedStorage, schedule: Schedule, tolerance: float) -> 
     """Yield violations of the order of a storage's copies and the operators around them."""
     copy, gap, decision = move.transfer, move.gap, move.decision
     ends, starts = (0.0, *schedule.ends), schedule.starts  # ends[k + 1] belongs to operator k
+    goes_on = move.tail is not None and not move.is_clean
+    final, last = (move.tail, move.tail) if goes_on else (gap.final, gap.last)
     orders = [
-        (ends[gap.final + 1], copy.out_start, "its bytes are final", "its copy out starts"),
+        (ends[final + 1], copy.out_start, "its bytes are final", "its copy out starts"),
         (copy.out_start, copy.out_end, "its copy out starts", "it ends"),
         (copy.out_end, copy.released, "its copy out ends", "its memory is free"),
-        (ends[gap.last + 1], copy.released, "its last use in forward", "its memory is free"),
-        (copy.released, copy.in_start, "its memory is free", "its copy back starts"),
+        (ends[last + 1], copy.released, "its last use in forward", "its memory is free"),
+        (move.free_at, copy.in_start, "its memory is free", "its copy back starts"),
         (copy.in_start, copy.in_end, "its copy back starts", "it ends"),
         (copy.in_end, starts[move.need], "its copy back ends", f"operator {move.need} needs it"),
     ]

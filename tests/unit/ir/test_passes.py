@@ -137,7 +137,7 @@ def test_document_when_a_storage_continues_what_it_cannot_then_refused(
 
 
 def test_weights_when_used_far_apart_then_divided_and_the_first_part_continues_the_last() -> None:
-    # 0 is used at the start and at the end, 1 twice in a row, 2 is written, 3 is no weight.
+    # 0 is used at the start and at the end, 1 twice in a row, 2 is written last, 3 is no weight.
     idle = [operator(F) for _ in range(SHORTEST_WITHIN)]
     steps = (operator(F, (0, 1)), operator(F, (1, 2, 3)), *idle, operator(B, (0, 3), (2,)))
     kinds = (Kind.STATE, Kind.STATE, Kind.STATE, Kind.INPUT)
@@ -145,13 +145,13 @@ def test_weights_when_used_far_apart_then_divided_and_the_first_part_continues_t
     trace = Trace(operators=steps, storages=storages)
     divided = divide_weights(trace)
     check_trace(divided)
-    assert [each.continues for each in divided.storages] == [4, 1, None, None, 0]
+    assert [each.continues for each in divided.storages] == [4, 1, 5, None, 0, 2]
     assert [(each.birth, each.death) for each in divided.storages[::4]] == [(BEFORE, 1), (1, 11)]
-    assert divided.operators[-1].reads == (4, 3)
+    assert (divided.operators[-1].reads, divided.operators[-1].writes) == ((4, 3), (5,))
     assert divided.memory() == trace.memory()
     assert decode_trace(encode_trace(divided)) == divided
     assert divide_weights(divided) == divided
     assert [each.continues for each in divide_weights(trace, {1}).storages] == [None, 1, None, None]
-    wrong = replace(divided.storages[0], continues=5)
+    wrong = replace(divided.storages[0], continues=6)
     with pytest.raises(InvalidDocument, match=r"storages\[0\]\.continues: .*when the step ends"):
         check_trace(replace(divided, storages=(wrong, *divided.storages[1:])))

@@ -67,7 +67,7 @@ def draw_actions(
             wanted = np.where(swapped, SWAP, np.where(recomputed, RECOMPUTE, KEEP))
             actions = np.where(rng.random(nitems) < 0.1, actions, wanted)
         actions = np.where((actions == RECOMPUTE) & ~problem.can_recompute, KEEP, actions)
-        has_no_disk = problem.is_clean | (machine.disk_bytes == 0)
+        has_no_disk = problem.is_weight | (machine.disk_bytes == 0)
         actions = np.where((actions == SWAP_TO_DISK) & has_no_disk, SWAP, actions)
         drawn.append(actions.astype(np.int8))
     return drawn

@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 
 from swapkit.simulation.running import KEEP, RECOMPUTE, Moments, Run, run
-from tests.support.problems import kept_peak, machine_for, random_actions, random_problem
+from tests.support.problems import (
+    copied_items,
+    kept_peak,
+    machine_for,
+    random_actions,
+    random_problem,
+)
 
 if TYPE_CHECKING:
     from swapkit.ir.machines import Machine
@@ -77,6 +83,8 @@ def lives_of(problem: Problem, actions: np.ndarray, result: Run) -> list[list[tu
             made = result.slot_starts[result.needs[item]]
             lives.append([(birth, result.slot_ends[problem.releases[item]]), (made, death)])
         else:
+            if problem.tails[item] >= 0:  # it is not there when the step begins
+                birth = float(result.slot_ends[problem.tails[item] - 1])
             lives.append([(birth, result.released[item]), (result.in_starts[item], death)])
     return lives
 
@@ -101,7 +109,8 @@ def peak_of(problem: Problem, actions: np.ndarray, result: Run) -> int:
     ends = np.array([life[1] for life in lives])
     nbytes = np.repeat(problem.item_bytes, 2)
     peak = 0
-    for time in {0.0, *begins.tolist(), *result.slot_starts.tolist()}:
+    copied_back = result.in_starts[actions % 2 == 1].tolist()
+    for time in {0.0, *copied_back, *result.slot_starts.tolist()}:
         there = int(nbytes[(begins <= time) & (time < ends)].sum())
         running = np.flatnonzero((result.slot_starts <= time) & (time < result.slot_ends))
         if running.size:
@@ -137,22 +146,26 @@ def test_run_when_it_ends_then_times_are_in_order_and_queues_do_one_thing_at_a_t
     seed: int,
 ) -> None:
     problem, machine, actions, result = draw_running(seed)
-    swapped = np.flatnonzero(actions % 2 == 1)
+    swapped = actions % 2 == 1
     recomputed = np.flatnonzero(actions == RECOMPUTE)
     assert (result.slot_ends[:-1] <= result.slot_starts[1:]).all()
     waits = result.slot_starts - np.concatenate(([0.0], result.slot_ends[:-1]))
     np.testing.assert_allclose(waits, result.slot_stalls, atol=1e-12)
-    assert result.stall_seconds == pytest.approx(waits.sum())
-    finals = np.where(problem.readies < 0, 0.0, result.slot_ends[problem.readies])
-    assert (result.out_starts >= finals)[swapped].all()
-    leaves = np.where(problem.releases < 0, 0.0, result.slot_ends[problem.releases])
-    assert (result.released >= leaves)[swapped].all()
-    assert (result.in_starts >= result.released)[swapped].all()
+    assert result.stall_seconds == pytest.approx(
+        waits.sum() + result.seconds - result.slot_ends[-1]
+    )
+    copied = copied_items(problem, actions)
+    goes_on = problem.tails >= 0
+    ends = np.append(result.slot_ends, 0.0)  # -1: when the step begins
+    lasts = np.where(goes_on & np.isin(np.arange(len(actions)), copied), problem.tails - 1, -1)
+    assert (result.out_starts >= ends[np.where(lasts < 0, problem.readies, lasts)])[swapped].all()
+    assert (result.released >= ends[np.where(lasts < 0, problem.releases, lasts)])[swapped].all()
+    assert (result.in_starts >= result.released)[swapped & ~goes_on].all()
     assert (result.in_ends <= result.slot_starts[result.needs])[swapped].all()
-    copied = swapped[~problem.is_clean[swapped]]
+    assert result.seconds == max([result.slot_ends[-1], *result.out_ends[copied]])
     for moved, starts, ends in (
         (copied, result.out_starts, result.out_ends),
-        (swapped, result.in_starts, result.in_ends),
+        (np.flatnonzero(swapped), result.in_starts, result.in_ends),
     ):
         order = moved[np.argsort(starts[moved], kind="stable")]
         assert (ends[order][:-1] <= starts[order][1:]).all()
@@ -161,13 +174,22 @@ def test_run_when_it_ends_then_times_are_in_order_and_queues_do_one_thing_at_a_t
     assert host is None or result.host_peak_bytes <= host
 
 
+def is_away(
+    problem: Problem, item: int, spans: list[tuple[float, float]], time: float
+) -> bool:
+    """Return whether an item is idle, so that its copy out decides whether it is in memory."""
+    if problem.tails[item] >= 0:
+        return spans[0][0] <= time
+    return spans[0][0] <= time < spans[1][1]
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_run_when_every_item_were_there_at_its_release_slot_then_that_would_not_fit(
     seed: int,
 ) -> None:
     problem, machine, actions, result = draw_running(seed)
-    copied = (actions % 2 == 1) & ~problem.is_clean
-    order = [item for item in np.argsort(problem.readies, kind="stable") if copied[item]]
+    copied = copied_items(problem, actions)
+    order = copied[np.argsort(result.out_starts[copied], kind="stable")].tolist()
     lives = lives_of(problem, actions, result)
     held = problem.slot_bytes + chain_bytes_of(problem, actions, result)
     for place, item in enumerate(order):
@@ -175,10 +197,11 @@ def test_run_when_every_item_were_there_at_its_release_slot_then_that_would_not_
         if slot < 0:
             continue
         time = result.slot_starts[slot]
-        assert result.released[item] <= time < result.in_starts[item]
+        assert result.released[item] <= time
+        assert problem.tails[item] >= 0 or time < result.in_starts[item]
         there = int(held[slot])
         for other, spans in enumerate(lives):
-            stays = other in order[place:] and spans[0][0] <= time < spans[1][1]
+            stays = other in order[place:] and is_away(problem, other, spans, time)
             in_memory = any(begin <= time < end for begin, end in spans)
             there += int(problem.item_bytes[other]) if in_memory or stays else 0
         assert there > machine.budget_bytes
@@ -189,14 +212,14 @@ def test_run_when_items_go_only_at_their_release_slots_then_every_slot_fits(seed
     problem, machine, actions, result = draw_running(seed)
     lives = lives_of(problem, actions, result)
     held = problem.slot_bytes + chain_bytes_of(problem, actions, result)
+    copied = copied_items(problem, actions).tolist()
     for slot, time in enumerate(result.slot_starts):
         there = int(held[slot])
         for item, spans in enumerate(lives):
             is_in_memory = any(begin <= time < end for begin, end in spans)
             release = result.release_slots[item]
-            is_copied = actions[item] % 2 == 1 and not problem.is_clean[item]
-            is_awaited = is_copied and not 0 <= release <= slot
-            stays = is_awaited and spans[0][0] <= time < spans[1][1]
+            is_awaited = item in copied and not 0 <= release <= slot
+            stays = is_awaited and is_away(problem, item, spans, time)
             there += int(problem.item_bytes[item]) if is_in_memory or stays else 0
         assert there <= machine.budget_bytes
 

@@ -32,7 +32,7 @@ class Item:
     inputs: tuple[int, ...] = ()
     chain_bytes: int = 0
     tail: int = -1
-    is_clean: bool = False
+    former: int = -1
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -73,7 +73,8 @@ def make_problem(
         uses=uses,
         deaths=column(items, "death", uses),
         tails=column(items, "tail"),
-        is_clean=column(items, "is_clean").astype(np.bool_),
+        formers=column(items, "former"),
+        is_weight=(column(items, "tail") >= 0) | (column(items, "former") >= 0),
         can_swap=np.ones(len(items), np.bool_),
         can_recompute=steps_of >= 0,
         chain_bytes=column(items, "chain_bytes").astype(np.int64),

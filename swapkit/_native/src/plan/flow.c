@@ -119,7 +119,7 @@ static void begin_out(sk__flow *flow) {
         return;
     }
     int32_t item = plan->outs[flow->outs_begun];
-    if (plan->problem->readies[item] >= flow->slot) {
+    if (sk__slot_of_out(plan, item) >= flow->slot) {
         return;
     }
     const sk_plan_machine *machine = plan->machine;
@@ -143,7 +143,7 @@ static void begin_out(sk__flow *flow) {
 static void end_out(sk__flow *flow) {
     sk__plan *plan = flow->plan;
     int32_t item = plan->outs[flow->outs_done++];
-    int32_t release = plan->problem->releases[item];
+    int32_t release = sk__slot_of_end(plan, item);
     int64_t nbytes = plan->problem->item_bytes[item];
     flow->out_end = INFINITY;
     plan->run->out_ends[item] = flow->now;
@@ -153,7 +153,9 @@ static void end_out(sk__flow *flow) {
         plan->released[release] += nbytes;
     }
     int32_t next = flow->slot + (flow->is_computing ? 1 : 0);
-    plan->gone[item] = next > release ? next : release + 1;
+    if (!sk__goes_on(plan, item)) { /* otherwise gone when the step begins */
+        plan->gone[item] = next > release ? next : release + 1;
+    }
 }
 
 /* ---- copies in ------------------------------------------------------------------------------- */
@@ -273,6 +275,16 @@ static int64_t bytes_before(const sk__plan *plan) {
     return bytes;
 }
 
+/* Copies of weights that are not there when the step begins. */
+static int64_t copies_before(const sk__plan *plan) {
+    int64_t bytes = 0;
+    for (int32_t place = 0; place < plan->nouts; place++) {
+        int32_t item = plan->outs[place];
+        bytes += sk__goes_on(plan, item) ? plan->problem->item_bytes[item] : 0;
+    }
+    return bytes;
+}
+
 static double end_of_release(const sk__plan *plan, int32_t item) {
     int32_t release = plan->problem->releases[item];
     return release >= 0 ? plan->run->slot_ends[release] : 0.0;
@@ -288,20 +300,25 @@ void sk__plan_flow(sk__plan *plan, bool at_once) {
                      .in_end = INFINITY,
                      .compute_rate = 1.0,
                      .copy_rate = 1.0,
-                     .bytes = bytes_before(plan)};
+                     .bytes = bytes_before(plan),
+                     .host_bytes = copies_before(plan)};
     int32_t nslots = plan->problem->nslots;
     int64_t first = flow.bytes + held_between(plan, 0);
     note_peak(&flow, first);
-    bool goes_on = first <= plan->machine->budget_bytes;
+    run->host_peak_bytes = flow.host_bytes;
+    bool goes_on = first <= plan->machine->budget_bytes &&
+                   flow.host_bytes <= plan->machine->host_bytes;
     while (goes_on) {
         begin_slot(&flow);
         begin_out(&flow);
         begin_in(&flow);
         adapt_rates(&flow);
-        goes_on = advance(&flow) && flow.slot < nslots;
+        goes_on = advance(&flow) && (flow.slot < nslots || flow.outs_done < plan->nouts);
     }
-    run->stuck_slot = flow.slot < nslots ? flow.slot : -1;
-    run->seconds = flow.slot < nslots ? INFINITY : flow.now;
+    bool has_ended = flow.slot == nslots && flow.outs_done == plan->nouts;
+    run->stuck_slot = has_ended ? -1 : flow.slot < nslots ? flow.slot : nslots - 1;
+    run->seconds = has_ended ? flow.now : INFINITY;
+    run->stall_seconds += has_ended ? flow.now - flow.last_end : 0.0;
     for (int32_t place = 0; place < flow.outs_done; place++) {
         int32_t item = plan->outs[place];
         double end = end_of_release(plan, item);

@@ -31,9 +31,9 @@ typedef struct sk__plan {
     int32_t *prefetch;  /* the slot from which its copy in may start */
     int32_t *by_birth;  /* items, the later born first */
     int32_t *scratch;   /* nitems */
-    int32_t *outs;      /* the swapped items, in the order of copies out */
-    int32_t *ins;       /* the same, in the order of copies in */
-    int32_t *out_place; /* of an item among `outs`; -1: it is clean */
+    int32_t *outs;      /* the items to copy out, in that order */
+    int32_t *ins;       /* the swapped items, in the order of copies in */
+    int32_t *out_place; /* of an item among `outs`; -1: its copy in waits for none of them */
     /* For each step: */
     int32_t *step_slot; /* the latest slot that it was counted for, or the earliest need */
     int64_t *step_bytes;
@@ -71,15 +71,40 @@ static inline bool sk__is_recomputed(const sk__plan *plan, int32_t item) {
     return plan->request->actions[item] == SK_PLAN_RECOMPUTE;
 }
 
+/* Whether an item has a copy when it becomes idle, its own or that of an earlier part. */
+static inline bool sk__is_clean(const sk__plan *plan, int32_t item) {
+    const int32_t *formers = plan->problem->formers;
+    while (formers[item] >= 0) {
+        if (formers[item] == item || sk__is_swapped(plan, formers[item])) {
+            return true;
+        }
+        item = formers[item];
+    }
+    return false;
+}
+
 /* Whether an item is swapped without a copy out. */
 static inline bool sk__is_dropped(const sk__plan *plan, int32_t item) {
-    return sk__is_swapped(plan, item) && plan->problem->is_clean[item];
+    return sk__is_swapped(plan, item) && sk__is_clean(plan, item);
+}
+
+static inline bool sk__goes_on(const sk__plan *plan, int32_t item) {
+    return plan->problem->tails[item] >= 0;
+}
+
+/* The slot at whose end the copy out may begin; and its memory be free. */
+static inline int32_t sk__slot_of_out(const sk__plan *plan, int32_t item) {
+    return sk__goes_on(plan, item) ? plan->problem->tails[item] - 1 : plan->problem->readies[item];
+}
+
+static inline int32_t sk__slot_of_end(const sk__plan *plan, int32_t item) {
+    return sk__goes_on(plan, item) ? plan->problem->tails[item] - 1 : plan->problem->releases[item];
 }
 
 /* Whether an item is in memory when the step begins. */
 static inline bool sk__is_there_before(const sk__plan *plan, int32_t item) {
     return plan->problem->readies[item] < 0 &&
-           !(plan->problem->tails[item] >= 0 && sk__is_swapped(plan, item));
+           !(sk__goes_on(plan, item) && sk__is_swapped(plan, item));
 }
 
 #endif

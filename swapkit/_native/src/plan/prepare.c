@@ -12,7 +12,7 @@ static sk_status check_action(const sk__plan *plan, int32_t item) {
     bool is_possible =
         action == SK_PLAN_KEEP || (action == SK_PLAN_RECOMPUTE && problem->can_recompute[item]) ||
         (action == SK_PLAN_SWAP && problem->can_swap[item]) ||
-        (action == SK_PLAN_SWAP_TO_DISK && problem->can_swap[item] && !problem->is_clean[item]);
+        (action == SK_PLAN_SWAP_TO_DISK && problem->can_swap[item] && !problem->is_weight[item]);
     if (!is_possible) {
         return sk__fail(SK_INVALID, "plan: item %d cannot have action %d", item, action);
     }
@@ -133,11 +133,16 @@ static void find_needs(const sk__plan *plan) {
 static void add_copy(const sk__plan *plan, int32_t item) {
     const sk_plan_problem *problem = plan->problem;
     int64_t nbytes = problem->item_bytes[item];
-    if (!sk__is_dropped(plan, item)) {
+    if (sk__is_dropped(plan, item)) {
+        if (problem->releases[item] >= 0) {
+            plan->given[problem->releases[item]] += nbytes;
+        }
+    } else if (sk__goes_on(plan, item)) { /* it is there until it is copied out again */
+        plan->given[problem->tails[item] - 1] -= nbytes;
+        plan->host_given[problem->tails[item] - 1] += nbytes;
+    } else {
         int64_t *tier = sk__is_on_disk(plan, item) ? plan->disk_given : plan->host_given;
         tier[problem->deaths[item]] += nbytes;
-    } else if (problem->releases[item] >= 0) {
-        plan->given[problem->releases[item]] += nbytes;
     }
 }
 
@@ -155,7 +160,7 @@ static void add_lives(const sk__plan *plan) {
         } else if (sk__is_swapped(plan, item)) {
             plan->back[plan->run->needs[item]] += nbytes;
             add_copy(plan, item);
-        } else if (problem->tails[item] >= 0 && problem->tails[item] < problem->nslots) {
+        } else if (sk__goes_on(plan, item) && problem->tails[item] < problem->nslots) {
             plan->taken[problem->tails[item]] += nbytes;
         }
     }
@@ -207,14 +212,17 @@ static void queue_copies(sk__plan *plan) {
         if (sk__is_swapped(plan, item)) {
             plan->run->swapped_bytes += problem->item_bytes[item];
         }
-        if (sk__is_swapped(plan, item) && !problem->is_clean[item]) {
+        if (sk__is_swapped(plan, item) && !sk__is_clean(plan, item)) {
+            plan->prefetch[item] = sk__slot_of_out(plan, item); /* unused until they are chosen */
             plan->scratch[count++] = item;
         }
     }
     plan->nouts = count;
-    sort_by_slot(plan, problem->readies, plan->scratch, count, plan->outs);
+    sort_by_slot(plan, plan->prefetch, plan->scratch, count, plan->outs);
     for (int32_t place = 0; place < count; place++) {
-        plan->out_place[plan->outs[place]] = place;
+        if (!sk__goes_on(plan, plan->outs[place])) {
+            plan->out_place[plan->outs[place]] = place;
+        }
     }
     int32_t place = 0;
     int32_t out = 0; /* copies out that must be done once the copies of `ins` so far are back */
@@ -253,7 +261,7 @@ static void sort_by_need(sk__plan *plan) {
  * forward that uses it, when its copy out is done: an earlier release can't be kept. */
 static int32_t slot_of_release(const sk__plan *plan, int32_t item) {
     const int32_t *asked = plan->request->releases;
-    int32_t first = plan->problem->releases[item] + 1;
+    int32_t first = sk__slot_of_end(plan, item) + 1;
     return asked == NULL || asked[item] < 0 ? plan->problem->nslots
            : asked[item] < first            ? first
                                             : asked[item];

@@ -31,7 +31,7 @@ static void find_levels(const sk__plan *plan) {
     }
     for (int32_t place = 0; place < plan->nins; place++) {
         int32_t item = plan->ins[place];
-        if (sk__is_dropped(plan, item)) {
+        if (sk__is_dropped(plan, item) || sk__goes_on(plan, item)) {
             plan->taken[slot_of_return(plan, item)] += problem->item_bytes[item];
         }
     }
@@ -53,13 +53,16 @@ static void ask(sk__walk *walk, int32_t slot) {
     int32_t kept = walk->begin; /* the items that forward still needs go here */
     for (; at < walk->end && !fits(walk, slot); at++) {
         int32_t item = walk->waiting[at];
-        int32_t back = slot_of_return(plan, item);
-        if (plan->problem->releases[item] >= slot) {
+        bool goes_on = sk__goes_on(plan, item);
+        int32_t back = goes_on ? plan->problem->nslots : slot_of_return(plan, item);
+        if (sk__slot_of_end(plan, item) >= slot) {
             walk->waiting[kept++] = item;
         } else if (back > slot) { /* otherwise no slot ever requires it to be gone */
             plan->run->release_slots[item] = slot;
             walk->gone += plan->problem->item_bytes[item];
-            plan->back[back] += plan->problem->item_bytes[item];
+            if (!goes_on) {
+                plan->back[back] += plan->problem->item_bytes[item];
+            }
         }
     }
     while (kept > walk->begin) {

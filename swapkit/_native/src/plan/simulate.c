@@ -28,7 +28,7 @@ static const char *fault_of_slots(const sk_plan_problem *problem, int32_t item) 
         return "a slot out of range";
     }
     if (problem->tails[item] >= 0 &&
-        !(is_there_before && release == -1 && problem->is_clean[item] &&
+        !(is_there_before && release == -1 && problem->is_weight[item] &&
           problem->tails[item] > problem->deaths[item] &&
           problem->tails[item] <= problem->nslots)) {
         return "a tail out of order";
@@ -44,6 +44,9 @@ static const char *fault_of_item(const sk_plan_problem *problem, int32_t item) {
     const char *fault = fault_of_slots(problem, item);
     if (fault != NULL) {
         return fault;
+    }
+    if (problem->formers[item] < -1 || problem->formers[item] >= problem->nitems) {
+        return "a former part out of range";
     }
     if (problem->item_bytes[item] < 0 || problem->chain_bytes[item] < 0) {
         return "negative bytes";

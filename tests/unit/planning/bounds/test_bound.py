@@ -52,7 +52,11 @@ def make_problem(**changes: Any) -> Problem:
     }
     arrays |= changes
     count = len(arrays["item_bytes"])
-    weights = {"tails": np.full(count, -1, np.int32), "is_clean": np.zeros(count, np.bool_)}
+    weights = {
+        "tails": np.full(count, -1, np.int32),
+        "formers": np.full(count, -1, np.int32),
+        "is_weight": np.zeros(count, np.bool_),
+    }
     return Problem(**(weights | arrays))
 
 

@@ -21,8 +21,8 @@ def test_solve_exact_when_all_actions_are_simulated_then_none_is_better(seed: in
     choices = [
         [KEEP, SWAP]
         + [RECOMPUTE] * bool(can_recompute)
-        + [SWAP_TO_DISK] * (limits.disk_bytes > 0 and not is_clean)
-        for can_recompute, is_clean in zip(problem.can_recompute, problem.is_clean, strict=True)
+        + [SWAP_TO_DISK] * (limits.disk_bytes > 0 and not is_weight)
+        for can_recompute, is_weight in zip(problem.can_recompute, problem.is_weight, strict=True)
     ]
     best = min(
         run(problem, limits, np.array(actions, np.int8)).seconds
