@@ -191,10 +191,6 @@ def _check_decision(where: str, decision: Decision) -> None:
             refuse(f"{where}.prefetch", "nothing, as it stays", decision.prefetch)
         if decision.tier is not Tier.HOST:
             refuse(f"{where}.tier", "'host', as it is not swapped", decision.tier)
-        return
-    release, prefetch = decision.release, decision.prefetch
-    if release is not None and prefetch is not None and prefetch < release:
-        refuse(f"{where}.prefetch", f"an operator of at least {release}, its release", prefetch)
 
 
 def _check_plan_of(plan: Plan, trace: Trace) -> None:
@@ -207,5 +203,12 @@ def _check_plan_of(plan: Plan, trace: Trace) -> None:
             slot = getattr(decision, field)
             if slot is not None and slot >= count:
                 refuse(f"{where}.{field}", f"an operator below {count}", slot)
+        about = trace.storages[decision.storage]
+        goes_on = (
+            about.continues is not None and about.birth == BEFORE
+        )  # released for the next step
+        release, prefetch = decision.release, decision.prefetch
+        if release is not None and prefetch is not None and prefetch < release and not goes_on:
+            refuse(f"{where}.prefetch", f"an operator of at least {release}, its release", prefetch)
     if plan.signature and trace.signature and plan.signature != trace.signature:
         refuse("signature", f"{trace.signature!r}, the signature of the trace", plan.signature)

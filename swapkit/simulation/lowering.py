@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 
 from swapkit.errors import InvalidArgument
-from swapkit.ir.traces import BEFORE, WAIT, Phase, Trace, is_wait, starts_transfer
+from swapkit.ir.traces import BEFORE, WAIT, Kind, Phase, Trace, is_wait, starts_transfer
 from swapkit.simulation.items import NEVER, Item, Touches, find_items, is_weight
 from swapkit.simulation.problems import Bytes, Flags, Indexes, Problem
 
@@ -109,7 +109,8 @@ class _ChainFinder:
         self._next_parts = {  # of weights
             each.continues: number
             for number, each in enumerate(self._storages)
-            if is_weight(each) and each.birth != BEFORE and not touches.writers[each.continues]
+            if each.continues is not None and each.kind is Kind.STATE and each.birth != BEFORE
+            if not touches.writers[each.continues]
         }
         self._items = items
         self._has_modules = any(operator.module for operator in self._operators)

@@ -10,9 +10,10 @@ final at the end of slot `readies[j]` (-1: from the start). Forward needs it las
 
 A *weight* has one item for each stretch in which no operator uses it. It is *clean* while there is
 a copy of its bytes: all the time if it is frozen (`formers[j]` is j; that copy does not count), or
-if it was swapped in the stretch before, `formers[j]`, or clean then, and not written since. An item with a tail (`tails[j]` is not -1) goes on in the next step, which begins as
-this one does: a weight, from its last use in a step to its first one in the next. Its tail begins
-after that last use, when it is copied out if it is not clean.
+if it was swapped in the stretch before, `formers[j]`, or clean then, and not written since. An item
+with a tail (`tails[j]` is not -1) goes on in the next step, which begins as this one does: from its
+last use in a step to its first one in the next. Its tail begins after that last use, when it is
+copied out if it is not clean.
 
 In slot k the device holds `slot_bytes[k]`, independent of all decisions, and each item:
 

@@ -89,8 +89,7 @@ def as_plan(
                 storage=int(problem.item_storages[item]),
                 action=action,
                 tier=tier,
-                # A weight that leaves until the next step has to be gone by no operator of this one.
-                release=None if problem.tails[item] >= 0 else operator_of(run.release_slots, item),
+                release=operator_of(run.release_slots, item),
                 prefetch=None if moments is None else operator_of(moments, item),
             )
         )

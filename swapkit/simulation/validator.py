@@ -15,7 +15,13 @@ from swapkit.ir.machines import Machine
 from swapkit.ir.plans import Action, Decision, Plan, Prediction, Schedule, Tier
 from swapkit.ir.traces import Trace
 from swapkit.simulation.validation.computing import Demand, Resolver, check_computing, waits
-from swapkit.simulation.validation.gaps import Gap, find_gaps, find_touches, is_streamed
+from swapkit.simulation.validation.gaps import (
+    Gap,
+    find_gaps,
+    find_tails,
+    find_touches,
+    is_streamed,
+)
 from swapkit.simulation.validation.memory import Occupation, measure_copies, measure_device
 from swapkit.simulation.validation.transfers import SwappedStorage, check_moves, pair_transfers
 
@@ -214,15 +220,20 @@ def _check_decisions(
     machine: Machine,
 ) -> Iterator[str]:
     """Yield swaps to a missing disk, and releases and prefetches outside of the gap."""
+    tails = find_tails(trace, moved)
     for number, decision in moved.items():
         if decision.tier is Tier.DISK and is_streamed(trace.storages[number]):
             yield f"storage {number}: goes to disk, but is a weight, which has its copy on the host"
         if decision.tier is Tier.DISK and not machine.disk_bytes:
             yield f"storage {number}: goes to disk, but the machine has no disk"
         first, need = gaps[number].last + 1, demand.needs[number]
+        former = trace.storages[number].continues
+        tail = len(trace.operators) if former is None else tails.get(former, len(trace.operators))
         if decision.action is Action.RECOMPUTE:  # early for itself, perhaps not for another one
             need = gaps[number].need
         for what, operator in (("release", decision.release), ("prefetch", decision.prefetch)):
+            if what == "release" and operator is not None and operator > tail:
+                continue
             if operator is not None and not first <= operator <= need:
                 yield (
                     f"storage {number}: its {what} is operator {operator}, but it is idle from "

@@ -10,6 +10,7 @@ import torch
 import swapkit
 from swapkit.ir.plans import Action
 from swapkit.simulation.items import is_weight
+from swapkit.simulation.validation.gaps import find_touches, is_clean
 from swapkit.testing.planning import planning_at_once
 from tests.integration.test_weights import WIDTH, bits_of, frozen_bytes, make, train
 
@@ -25,17 +26,17 @@ pytestmark = pytest.mark.usefixtures("served")
 def moved_bytes(plan: Plan) -> tuple[int, int]:
     """Return the bytes that a plan copies in, and those that it copies out."""
     assert plan.trace is not None
-    swapped = [
-        plan.trace.storages[each.storage] for each in plan.decisions if each.action is Action.SWAP
-    ]
+    trace, touches = plan.trace, find_touches(plan.trace)
+    swapped = {each.storage for each in plan.decisions if each.action is Action.SWAP}
+    copied = [each for each in swapped if not is_clean(trace, touches, each, swapped)]
     return (
-        sum(each.nbytes for each in swapped),
-        sum(each.nbytes for each in swapped if not is_weight(each)),
+        sum(trace.storages[each].nbytes for each in swapped),
+        sum(trace.storages[each].nbytes for each in copied),
     )
 
 
 @pytest.mark.promise("D1")
-@pytest.mark.parametrize("name", ["adapters", "experts", "tied", "teacher"])
+@pytest.mark.parametrize("name", ["adapters", "experts", "tied", "teacher", "trained", "half"])
 def test_step_when_weights_are_planned_then_their_traffic_and_bits_are_as_predicted(
     name: str,
 ) -> None:
@@ -43,7 +44,8 @@ def test_step_when_weights_are_planned_then_their_traffic_and_bits_are_as_predic
     expected = train(model, optimizer, STEPS), bits_of(model, optimizer)
     del model, optimizer
     model, optimizer = make(name)
-    limit = int(frozen_bytes(model) * 0.6)
+    # With all gradients of trained weights at once, more is needed.
+    limit = int(frozen_bytes(model) * (0.8 if name == "half" else 0.6))
     found, traffic = [], []
     with planning_at_once(), swapkit.budget(limit, model, optimizer) as session:
         for step in range(STEPS):
@@ -59,7 +61,9 @@ def test_step_when_weights_are_planned_then_their_traffic_and_bits_are_as_predic
     assert plan is not None
     assert plan.trace is not None
     assert any(is_weight(plan.trace.storages[each.storage]) for each in plan.decisions)
-    assert traffic[-1] == (0, *moved_bytes(plan))
+    # On a busy machine, a weight may be used again before its copy out is whole. Then it stays.
+    seen = traffic[-8:] if name in {"trained", "half"} else traffic[-1:]
+    assert (0, *moved_bytes(plan)) in seen
 
 
 @pytest.mark.parametrize("policy", ["swap", "recompute"])

@@ -209,7 +209,7 @@ class PlanExecutor:
             with self._swapper.shared.lock:
                 self._swapper.mover.end_held_step()
 
-    def _find_uses(self) -> list[tuple[int, bool, list[int]]]:
+    def _find_uses(self) -> list[tuple[int, bool, list[int], list[int]]]:
         """Return the uses of weights that may leave, as the shim takes them."""
         if not self._table.weights:
             return []

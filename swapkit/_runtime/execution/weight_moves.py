@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -13,12 +13,16 @@ from swapkit.simulation.items import is_weight
 
 @dataclass(slots=True)
 class WeightUse:
-    """A use of a weight, by its name in the model. `comes`: the weights whose copies begin then."""
+    """A use of a weight, by its name in the model.
+
+    `comes`: the weights whose copies begin then; `gone`: those that must have left by then.
+    """
 
     name: str
     operator: int
     leaves: bool = False
     comes: list[str] = field(default_factory=list)
+    gone: list[str] = field(default_factory=list)
 
 
 def list_weight_uses(trace: Trace, plan: Plan) -> list[WeightUse]:
@@ -37,6 +41,9 @@ def list_weight_uses(trace: Trace, plan: Plan) -> list[WeightUse]:
         if use == former and storage.birth != BEFORE:
             continue  # nothing else is used in between
         uses[former].leaves = True
+        if decision.release is not None:
+            before = bisect_right(operators, decision.release) - 1
+            uses[max(before, former)].gone.append(storage.module)
         place = use if decision.prefetch is None else bisect_left(operators, decision.prefetch)
         if place < use or use == 0:
             uses[min(place, use)].comes.append(storage.module)
@@ -49,18 +56,19 @@ def _find_uses(trace: Trace) -> tuple[list[WeightUse], dict[int, int], dict[int,
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for number, operator in enumerate(trace.operators):
-        for read in filter(lambda each: is_weight(trace.storages[each]), operator.reads):
-            name = trace.storages[read].module
+        touched = dict.fromkeys((*operator.reads, *operator.writes))
+        for weight in filter(lambda each: is_weight(trace.storages[each]), touched):
+            name = trace.storages[weight].module
             if not uses or uses[-1].name != name:
                 uses.append(WeightUse(name, number))
-            last[read] = len(uses) - 1
-            first.setdefault(read, last[read])
+            last[weight] = len(uses) - 1
+            first.setdefault(weight, last[weight])
     return uses, first, last
 
 
 def as_rows(
     uses: list[WeightUse], addresses: Mapping[str, int]
-) -> list[tuple[int, bool, list[int]]]:
+) -> list[tuple[int, bool, list[int], list[int]]]:
     """Return uses as `Mover.plan_held` takes them; none if a weight is missing.
 
     Args:
@@ -70,5 +78,11 @@ def as_rows(
     if any(use.name not in addresses for use in uses):
         return []
     return [
-        (addresses[use.name], use.leaves, [addresses[each] for each in use.comes]) for use in uses
+        (
+            addresses[use.name],
+            use.leaves,
+            [addresses[each] for each in use.comes],
+            [addresses[each] for each in use.gone],
+        )
+        for use in uses
     ]

@@ -413,7 +413,7 @@ class Mover(Protocol):
     def end_held_step(self) -> None:
         """Note that a step has ended: the next one is expected to use them in the same order."""
 
-    def plan_held(self, uses: list[tuple[int, bool, list[int]]], /) -> None:
+    def plan_held(self, uses: list[tuple[int, bool, list[int], list[int]]], /) -> None:
         """Let a plan decide when held storages move; an empty list: no plan does.
 
         For each use of a step in order: a storage's address (`internals.storage_address`), whether

@@ -269,7 +269,11 @@ class FluidBuilder:
                 machine.disk_read_bytes_per_second,
             ),
         )[: 1 + disk]:
-            movable = self._movable[~self._problem.is_weight[self._movable]] if self._tiers else self._movable
+            movable = (
+                self._movable[~self._problem.is_weight[self._movable]]
+                if self._tiers
+                else self._movable
+            )
             may_swap = np.isin(np.arange(len(self._sizes)), movable)
             shares = self._columns(len(self._sizes), may_swap, upper=may_swap)
             self._assembly.add(rows, shares, 1.0)
@@ -349,7 +353,9 @@ class FluidBuilder:
         items = self._copied[within]
         self._assembly.add(rows[ends[within]], tier.shares[items], self._sizes[items])
         items = self._copied[tails >= 0]  # their copies of the step before
-        self._assembly.add(rows[np.zeros(len(items), np.int32)], tier.shares[items], -self._sizes[items])
+        self._assembly.add(
+            rows[np.zeros(len(items), np.int32)], tier.shares[items], -self._sizes[items]
+        )
         self._basic.append(held)
         self._tight.append(rows)
 

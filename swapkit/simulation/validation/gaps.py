@@ -108,9 +108,7 @@ def is_clean(
         part = former
 
 
-def find_part(
-    trace: Trace, touches: Sequence[Sequence[Touch]], storage: int, operator: int
-) -> int:
+def find_part(trace: Trace, touches: Sequence[Sequence[Touch]], storage: int, operator: int) -> int:
     """Return the part of a weight that has its bytes at an operator; of others, the storage."""
     if not is_streamed(trace.storages[storage]):
         return storage

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from swapkit.ir.plans import Action, Schedule, Tier
-from swapkit.ir.traces import Trace
+from swapkit.ir.traces import BEFORE, Trace
 from swapkit.simulation.validation.computing import Demand
 from swapkit.simulation.validation.gaps import find_tails
 from swapkit.simulation.validation.transfers import SwappedStorage
@@ -166,7 +166,7 @@ def _follow_moves(
             inside[goes].append((free_at, -move.nbytes))
         if comes <= last:
             inside[comes].append((taken_at, move.nbytes))
-    for move in (each for each in moves if each.tail is not None and not each.is_clean):
+    for move in (each for each in moves if each.tail != BEFORE and not each.is_clean):
         first, free_at = 2 * move.tail + 2, move.transfer.released - tolerance
         goes = bisect_left(begins, free_at) - 1
         ledger.add(first, goes, move.nbytes)
@@ -223,7 +223,7 @@ def measure_copies(
     for move in moves:
         if move.decision.tier is tier and not move.is_clean:
             start, end = move.transfer.out_start, move.transfer.in_end
-            if move.tail is not None:  # there is one from the step before
+            if move.tail != BEFORE:  # there is one from the step before
                 least += [(0.0, move.nbytes), (end - tolerance, -move.nbytes)]
                 least.append((start + tolerance, move.nbytes))
                 most.append((0.0, move.nbytes))

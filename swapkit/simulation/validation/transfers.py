@@ -27,12 +27,12 @@ class SwappedStorage:
     need: int
     gone_at: float
     is_clean: bool  # it is not copied out
-    tail: int | None  # the last operator that touches a weight that goes on in the next step
+    tail: int  # the last operator that touches a weight that goes on in the next step; BEFORE: none
 
     @property
     def free_at(self) -> float:
         """Return when its memory is free before it is back."""
-        return self.transfer.released if self.tail is None else 0.0
+        return self.transfer.released if self.tail == BEFORE else 0.0
 
 
 def pair_transfers(
@@ -69,9 +69,9 @@ def pair_transfers(
     return moves, violations
 
 
-def _find_tail(trace: Trace, storage: int, tails: Mapping[int, int]) -> int | None:
+def _find_tail(trace: Trace, storage: int, tails: Mapping[int, int]) -> int:
     about = trace.storages[storage]
-    return None if about.continues is None or about.birth != BEFORE else tails[about.continues]
+    return BEFORE if about.continues is None or about.birth != BEFORE else tails[about.continues]
 
 
 def check_moves(
@@ -105,7 +105,7 @@ def _check_order(move: SwappedStorage, schedule: Schedule, tolerance: float) -> 
     """Yield violations of the order of a storage's copies and the operators around them."""
     copy, gap, decision = move.transfer, move.gap, move.decision
     ends, starts = (0.0, *schedule.ends), schedule.starts  # ends[k + 1] belongs to operator k
-    goes_on = move.tail is not None and not move.is_clean
+    goes_on = move.tail != BEFORE and not move.is_clean
     final, last = (move.tail, move.tail) if goes_on else (gap.final, gap.last)
     orders = [
         (ends[final + 1], copy.out_start, "its bytes are final", "its copy out starts"),

@@ -148,7 +148,7 @@ def test_column_when_no_row_needs_it_then_left_out_and_read_again() -> None:
         ("plan", ("decisions", "rows", 1, 0), 1, "decisions[1].storage:", "one decision"),
         ("plan", ("decisions", "rows", 1, 3), 1, "decisions[1].release:", "not swapped, got 1"),
         ("plan", ("decisions", "rows", 1, 2), "disk", "decisions[1].tier:", "not swapped"),
-        ("plan", ("decisions", "rows", 0, 4), 1, "decisions[0].prefetch:", "at least 2"),
+        ("planned", ("plan", "decisions", "rows", 0, 4), 1, "plan.decisions[0].prefetch", "got 1"),
         ("plan", ("prediction", "seconds"), None, "prediction.seconds:", "got None"),
         ("plan", ("prediction",), [], "prediction:", "an object, got []"),
         ("plan", ("bound_seconds",), "low", "bound_seconds:", "or nothing, got 'low'"),

@@ -142,7 +142,9 @@ def test_plan_when_weights_may_leave_then_the_budget_may_be_less_than_the_model(
     out = {each.storage for each in schedule.transfers if each.out_end > each.out_start}
     assert out >= swapped - streamed
     copied = sorted(weight_of(plan.trace, each) for each in out & streamed)
-    assert copied == sorted({weight_of(plan.trace, each) for each in streamed} if is_trained else ())
+    assert copied == sorted(
+        {weight_of(plan.trace, each) for each in streamed} if is_trained else ()
+    )
 
 
 def weight_of(trace: Trace, storage: int) -> int:

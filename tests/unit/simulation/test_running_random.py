@@ -174,9 +174,7 @@ def test_run_when_it_ends_then_times_are_in_order_and_queues_do_one_thing_at_a_t
     assert host is None or result.host_peak_bytes <= host
 
 
-def is_away(
-    problem: Problem, item: int, spans: list[tuple[float, float]], time: float
-) -> bool:
+def is_away(problem: Problem, item: int, spans: list[tuple[float, float]], time: float) -> bool:
     """Return whether an item is idle, so that its copy out decides whether it is in memory."""
     if problem.tails[item] >= 0:
         return spans[0][0] <= time

@@ -306,8 +306,8 @@ void sk__plan_flow(sk__plan *plan, bool at_once) {
     int64_t first = flow.bytes + held_between(plan, 0);
     note_peak(&flow, first);
     run->host_peak_bytes = flow.host_bytes;
-    bool goes_on = first <= plan->machine->budget_bytes &&
-                   flow.host_bytes <= plan->machine->host_bytes;
+    bool goes_on =
+        first <= plan->machine->budget_bytes && flow.host_bytes <= plan->machine->host_bytes;
     while (goes_on) {
         begin_slot(&flow);
         begin_out(&flow);

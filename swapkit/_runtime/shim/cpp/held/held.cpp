@@ -17,8 +17,6 @@ namespace {
 constexpr std::size_t soon = 16;
 // This part of a mover's watermark is brought ahead.
 constexpr std::size_t ahead = 4;
-// So many written storages are copied out at once while they stay.
-constexpr std::size_t most_copying = 4;
 
 struct Keys : c10::TensorImpl {
     static c10::DispatchKeySet &of(c10::TensorImpl &impl) { return impl.*(&Keys::key_set_); }
@@ -32,10 +30,8 @@ void stay(Held *held) {
     seal(held, held->pins == 0);
 }
 
-using Streams = c10::SmallVector<std::int64_t, 2>;
+} // namespace
 
-// Start copying out what operators on these streams have made of a storage, unless there is a copy
-// of it. 0: there is no room; -1: an exception is set.
 int start_out(Mover *mover, Held *held, const Streams &streams, bool is_written) {
     Group *group = held->group;
     for (std::int64_t stream : streams) { // the memory is given up in the order of one stream
@@ -53,6 +49,8 @@ int start_out(Mover *mover, Held *held, const Streams &streams, bool is_written)
     }
     return group_state(group) == SK_GROUP_RESIDENT ? copy_out(mover, group) : 1;
 }
+
+namespace {
 
 // Start copying a storage out, if no operator runs with it. 0: it stays; -1: an exception is set.
 int begin_leaving(Mover *mover, Held *held) {
@@ -88,7 +86,8 @@ int finish_leaving(Mover *mover, Held *held) {
     return PyErr_Occurred() != nullptr ? -1 : 0;
 }
 
-// Let a storage go whose copy is whole, without waiting. -1: an exception is set.
+} // namespace
+
 int let_go_now(Mover *mover, Held *held) {
     if (poll_out(mover, held->group) < 0) {
         return -1;
@@ -102,53 +101,7 @@ int let_go_now(Mover *mover, Held *held) {
     return let_go(mover, held);
 }
 
-// Return a storage that was written, and that may be copied now; null: there is none.
-Held *take_written(HeldOrder &order, Streams *streams) {
-    std::lock_guard guard(held_lock);
-    while (!order.written.empty()) {
-        Held *held = order.written.front();
-        if (held->pins != 0) {
-            return nullptr;
-        }
-        order.written.pop_front();
-        if (held->is_here && held->is_written && held->is_sealed) {
-            held->is_written = false; // until an operator writes again, meanwhile, too
-            *streams = held->streams;
-            return held;
-        }
-    }
-    return nullptr;
-}
-
-// Copy storages out that operators have written, as many bytes as such storages have left with: so
-// they need not be waited for when they leave. In the order of writing: those that backward or an
-// optimizer writes first are used last.
-bool copy_behind(Mover *mover) {
-    HeldOrder &order = mover->books->held;
-    while (order.behind_bytes != 0 && mover->host_is_full == 0) {
-        if (order.copying.size() == most_copying) {
-            int is_done = poll_out(mover, order.copying.front()->group);
-            if (is_done != 1) {
-                return is_done == 0;
-            }
-            order.copying.pop_front();
-        }
-        Streams streams;
-        Held *held = take_written(order, &streams);
-        if (held == nullptr) {
-            return true;
-        }
-        int is_copied = start_out(mover, held, streams, true);
-        if (is_copied != 1) {
-            std::lock_guard guard(held_lock);
-            held->is_written = true;
-            return is_copied == 0;
-        }
-        order.copying.push_back(held);
-        order.behind_bytes -= std::min(order.behind_bytes, held->group->nbytes);
-    }
-    return true;
-}
+namespace {
 
 // ---- coming back --------------------------------------------------------------------------------
 
@@ -299,6 +252,7 @@ bool forget_held(Mover *mover, Held *held) {
         forget_plan(order);
         std::erase(order.written, held);
         std::erase(order.copying, held);
+        std::erase(order.going, held);
         if (std::erase(order.last, held) != 0) {
             order.now = std::exchange(order.last, {}); // the places of the others have changed
             begin_order(order);
@@ -506,10 +460,12 @@ std::size_t count_soon(const HeldOrder &order) {
 std::vector<Held *> begin_freeing(Mover *mover, std::size_t needed_bytes, bool spares) {
     std::vector<Held *> leaving;
     std::size_t leaving_bytes = 0;
-    Farthest farthest(mover, needed_bytes, spares ? count_soon(mover->books->held) : 0, !spares);
-    while (Held *each = farthest.next()) {
-        bool is_enough = leaving_bytes >= needed_bytes;
-        if (is_enough ||
+    HeldOrder &order = mover->books->held;
+    Farthest farthest(mover, needed_bytes, spares ? count_soon(order) : 0, !spares);
+    while (leaving_bytes < needed_bytes) {
+        Held *going = take_going(order);
+        Held *each = going != nullptr ? going : farthest.next();
+        if (each == nullptr ||
             (group_state(each->group) == SK_GROUP_COPYING_IN && !arrive(mover, each))) {
             break;
         }

@@ -34,10 +34,11 @@ struct Group;
 struct Held;
 struct Mover;
 
-// What a plan lets happen at a use: the storage leaves once the operator has ended; others come.
+// What a plan lets happen at a use: the storage leaves once the operator has ended; others come,
+// and others must be gone by then.
 struct HeldMoves {
     bool leaves;
-    std::vector<Held *> comes;
+    std::vector<Held *> comes, gone;
 };
 
 // The held storages of a mover, and in which order operators use them.
@@ -50,14 +51,15 @@ struct HeldOrder {
     std::size_t at = 0;       // the latest use, in `last`
     // For each use in `last`; empty: no plan decides, and a rescue does.
     std::vector<HeldMoves> plan;
-    std::size_t done = 0;                // uses whose moves are due, or were
-    std::vector<Held *> leaving, coming; // due moves
-    std::uint64_t clock = 0;             // uses so far
-    std::uint64_t late = 0;              // uses that waited for the bytes
-    std::deque<Held *> written;          // in this order; some have been copied since
-    std::deque<Held *> copying;          // out, while they stay
-    std::size_t behind_bytes = 0;        // so many may be copied while they stay
-    bool is_over = false;                // the session has ended
+    std::size_t done = 0;                         // uses whose moves are due, or were
+    std::vector<Held *> leaving, coming, awaited; // due moves
+    std::deque<Held *> going;                     // those that leave, once they are copied out
+    std::uint64_t clock = 0;                      // uses so far
+    std::uint64_t late = 0;                       // uses that waited for the bytes
+    std::deque<Held *> written;                   // in this order; some have been copied since
+    std::deque<Held *> copying;                   // out, while they stay
+    std::size_t behind_bytes = 0;                 // so many may be copied while they stay
+    bool is_over = false;                         // the session has ended
 };
 
 // Operands of one operator, or of one compiled region, that are held. Any thread, with or without
@@ -67,8 +69,9 @@ class HeldUses : Unmovable {
     explicit HeldUses(bool is_region = false) : is_region_(is_region) {}
     ~HeldUses();
     [[nodiscard]] bool is_empty() const { return uses_.empty(); }
-    // Pin the storage of an operand, if it is held. `writes`: the operator changes it.
-    void add(const c10::StorageImpl *storage, bool writes);
+    // Pin the storage of an operand, if it is held. `writes`: the operator changes it;
+    // `is_expected`: it is a use that a step expects.
+    void add(const c10::StorageImpl *storage, bool writes, bool is_expected = true);
     // Pin that of an operand of an operator that runs again: no use that a step expects.
     void add_again(const c10::TensorImpl &operand);
     // Bring the bytes of all of them. Throws Python's error if that fails.
@@ -135,8 +138,8 @@ Ref<> held_free(Mover *mover, unsigned long long needed_bytes, bool spares);
 // exception is set.
 bool held_end_step(Mover *mover);
 // Let a plan decide, which expects uses in an order: a list of a storage's address, whether it
-// leaves then, and a list of those that come. An empty list: no plan does. False: an exception is
-// set.
+// leaves then, and lists of those that come, and that must be gone. An empty list: no plan does.
+// False: an exception is set.
 bool held_plan(Mover *mover, PyObject *uses);
 // Return the bytes of held storages that have no memory, and the addresses of the others' memory.
 Ref<> held_memory(Mover *mover);

@@ -14,40 +14,85 @@ namespace swapkit {
 void forget_plan(HeldOrder &order) {
     order.plan.clear();
     order.leaving.clear();
+    order.going.clear();
     order.coming.clear();
+    order.awaited.clear();
 }
 
 void note_due(HeldOrder &order) {
     for (; order.done < order.plan.size() && order.done <= order.at; order.done++) {
         const HeldMoves &moves = order.plan[order.done];
         order.coming.insert(order.coming.end(), moves.comes.begin(), moves.comes.end());
+        order.awaited.insert(order.awaited.end(), moves.gone.begin(), moves.gone.end());
         if (moves.leaves) {
             order.leaving.push_back(order.last[order.done]);
         }
     }
 }
 
+Held *take_going(HeldOrder &order) {
+    std::lock_guard guard(held_lock);
+    Held *first = order.going.empty() ? nullptr : order.going.front();
+    if (first != nullptr) {
+        order.going.pop_front();
+    }
+    return first;
+}
+
 bool is_due(const HeldOrder &order, const Held *running) {
-    return !order.coming.empty() ||
+    return !order.coming.empty() || !order.going.empty() || !order.awaited.empty() ||
            std::any_of(order.leaving.begin(), order.leaving.end(),
                        [running](const Held *each) { return each != running; });
 }
 
+namespace {
+
+// Let those go whose copies are whole, in the order in which they left.
+bool give_up_copied(Mover *mover) {
+    HeldOrder &order = mover->books->held;
+    for (;;) {
+        Held *each = take_going(order);
+        int is_gone = each == nullptr ? 1 : let_go_now(mover, each);
+        if (each == nullptr || is_gone < 0) {
+            return is_gone == 1;
+        }
+        // Otherwise gone, or used again meanwhile.
+        if (is_gone == 0 && is_here(each) && group_state(each->group) == SK_GROUP_COPYING_OUT) {
+            std::lock_guard guard(held_lock);
+            order.going.push_front(each);
+            return true;
+        }
+    }
+}
+
+} // namespace
+
 bool leave_planned(Mover *mover) {
     HeldOrder &order = mover->books->held;
-    std::vector<Held *> leaving;
+    std::vector<Held *> leaving, awaited;
     {
         std::lock_guard guard(held_lock);
+        awaited = std::exchange(order.awaited, {});
         for (Held *each : std::exchange(order.leaving, {})) {
             (each->pins != 0 ? order.leaving : leaving).push_back(each);
         }
     }
     for (Held *each : leaving) {
+        int is_going = copy_while_here(mover, each);
+        if (is_going < 0) {
+            return false;
+        }
+        if (is_going == 1) {
+            std::lock_guard guard(held_lock);
+            order.going.push_back(each);
+        }
+    }
+    for (Held *each : awaited) {
         if (let_go(mover, each) < 0) {
             return false;
         }
     }
-    return true;
+    return give_up_copied(mover);
 }
 
 bool come_planned(Mover *mover) {
@@ -88,19 +133,27 @@ Held *read_held(const Mover *mover, PyObject *address) {
     return PyErr_Occurred() == nullptr ? held : nullptr;
 }
 
-bool read_use(const Mover *mover, PyObject *row, std::vector<Held *> *uses,
-              std::vector<HeldMoves> *plan) {
-    PyObject *address = nullptr, *comes = nullptr;
-    int leaves = 0;
-    if (PyArg_ParseTuple(row, "OpO!", &address, &leaves, &PyList_Type, &comes) == 0) {
-        return false;
-    }
-    HeldMoves moves = {.leaves = leaves != 0, .comes = {}};
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(comes); i++) {
-        moves.comes.push_back(read_held(mover, PyList_GET_ITEM(comes, i)));
-        if (moves.comes.back() == nullptr) {
+bool read_all(const Mover *mover, PyObject *addresses, std::vector<Held *> *read) {
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(addresses); i++) {
+        read->push_back(read_held(mover, PyList_GET_ITEM(addresses, i)));
+        if (read->back() == nullptr) {
             return false;
         }
+    }
+    return true;
+}
+
+bool read_use(const Mover *mover, PyObject *row, std::vector<Held *> *uses,
+              std::vector<HeldMoves> *plan) {
+    PyObject *address = nullptr, *comes = nullptr, *gone = nullptr;
+    int leaves = 0;
+    if (PyArg_ParseTuple(row, "OpO!O!", &address, &leaves, &PyList_Type, &comes, &PyList_Type,
+                         &gone) == 0) {
+        return false;
+    }
+    HeldMoves moves = {.leaves = leaves != 0, .comes = {}, .gone = {}};
+    if (!read_all(mover, comes, &moves.comes) || !read_all(mover, gone, &moves.gone)) {
+        return false;
     }
     uses->push_back(read_held(mover, address));
     plan->push_back(std::move(moves));

@@ -14,6 +14,8 @@
 
 namespace swapkit {
 
+using Streams = c10::SmallVector<std::int64_t, 2>;
+
 struct Held {
     Group *group; // owned
     // The program's tensors with the key. Only compared: one may be freed, and another one be
@@ -24,7 +26,7 @@ struct Held {
     std::size_t regions = 0;       // those of them that are regions
     std::uint64_t last_use = 0;
     // Those that wait for the arrival, which was on the group's stream.
-    c10::SmallVector<std::int64_t, 2> streams;
+    Streams streams;
     bool is_here = true;
     bool is_written = false; // since it was copied
     bool is_new = false;     // written since it came
@@ -72,8 +74,20 @@ void forget_plan(HeldOrder &order);
 bool is_here(const Held *held);
 // Let a storage leave: without waiting if it has a copy. 0: it stays; -1: an exception is set.
 int let_go(Mover *mover, Held *held);
+// The same, only if its copy is whole.
+int let_go_now(Mover *mover, Held *held);
+// Start copying out what operators on these streams have made of a storage, unless there is a copy
+// of it. 0: there is no room; -1: an exception is set.
+int start_out(Mover *mover, Held *held, const Streams &streams, bool is_written);
+// The same for a storage that stays meanwhile. 0: it does not leave, or an operator runs with it.
+int copy_while_here(Mover *mover, Held *held);
+// Copy storages out that operators have written, as many bytes as such storages have left with.
+// False: an exception is set.
+bool copy_behind(Mover *mover);
 // Start to bring one; `started`: as of `start_in`. False: an exception is set.
 bool start_held(Mover *mover, Held *held, bool is_tentative, int *started);
+// Take the first of those that a plan lets leave once they are copied; null: there is none.
+Held *take_going(HeldOrder &order);
 // Carry out the due moves of a plan; the GIL and the runtime's lock are held. False: an exception
 // is set.
 bool leave_planned(Mover *mover);

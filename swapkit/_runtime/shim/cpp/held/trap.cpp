@@ -27,6 +27,19 @@ using c10::DispatchKey;
 constexpr std::array keys{DispatchKey::DeferredInit, DispatchKey::TESTING_ONLY_GenericWrapper};
 std::atomic<DispatchKey> taken{DispatchKey::Undefined};
 
+// How many operators with held operands run on this thread, one inside of the other. Kernels that
+// use an operand in several parts call operators, which are no uses that a recording knows.
+thread_local std::size_t running = 0;
+
+class Running : Unmovable {
+  public:
+    explicit Running(bool is_counted) : is_counted_(is_counted) { running += is_counted_ ? 1 : 0; }
+    ~Running() { running -= is_counted_ ? 1 : 0; }
+
+  private:
+    bool is_counted_;
+};
+
 // What an operator does with its operands.
 enum class Access : std::uint8_t {
     all,    // uses their bytes
@@ -94,7 +107,7 @@ void add_one(const c10::IValue &value, Access access, bool writes, HeldUses *use
     if (is_trapped(*impl) && impl->has_storage() &&
         (access != Access::numbers ||
          c10::isIntegralType(c10::typeMetaToScalarType(impl->dtype()), /*includeBool=*/true))) {
-        uses->add(impl->unsafe_storage().unsafeGetStorageImpl(), writes);
+        uses->add(impl->unsafe_storage().unsafeGetStorageImpl(), writes, running == 0);
     }
 }
 
@@ -206,6 +219,7 @@ void trap(const c10::OperatorHandle &op, c10::DispatchKeySet keyset, torch::jit:
     if (kind.is_collective) {
         uses.keep();
     }
+    Running counted(!uses.is_empty());
     op.redispatchBoxed(keyset & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, taken.load()),
                        stack);
 }

@@ -161,14 +161,16 @@ Held *HeldUses::pin(const c10::StorageImpl *storage) {
     return held;
 }
 
-void HeldUses::add(const c10::StorageImpl *storage, bool writes) {
+void HeldUses::add(const c10::StorageImpl *storage, bool writes, bool is_expected) {
     std::lock_guard guard(held_lock);
     if (Held *held = pin(storage)) {
         if (writes) {
             count_write(held);
         }
-        count_use(held);
-        is_due_ = is_due_ || is_due(order_of(held), held);
+        if (is_expected) {
+            count_use(held);
+            is_due_ = is_due_ || is_due(order_of(held), held);
+        }
     }
 }
 
