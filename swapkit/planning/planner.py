@@ -294,6 +294,9 @@ def solve_or_raise(trace: Trace, problem: Problem, machine: Machine, policy: str
     Raises:
         InfeasibleBudget: there is no solution.
     """
+    if machine.host_bytes is not None:  # frozen weights that leave have copies all the time
+        frozen_bytes = int(problem.item_bytes[problem.is_frozen & (problem.tails >= 0)].sum())
+        machine = replace(machine, host_bytes=max(0, machine.host_bytes - frozen_bytes))
     solution = plan_problem(problem, machine, host=trace.host)
     if isinstance(solution, PlanFailure):
         raise _explain_failure(trace, problem, machine, solution.least, policy)

@@ -92,6 +92,12 @@ class Problem:
         return flags
 
     @property
+    def is_frozen(self) -> Flags:
+        """Return whether items have their copies all the time."""
+        flags: Flags = self.formers == np.arange(len(self.formers))
+        return flags
+
+    @property
     def copies(self) -> tuple[Indexes, Indexes]:
         """Return the first and the last slots in which copies may take room, of copied items."""
         goes_on = self.tails >= 0

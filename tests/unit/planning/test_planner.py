@@ -147,6 +147,19 @@ def test_plan_when_weights_may_leave_then_the_budget_may_be_less_than_the_model(
     )
 
 
+def test_plan_when_frozen_weights_have_copies_on_the_host_then_others_get_the_rest() -> None:
+    step = layered_trace(4, scale=0.5)
+    frozen = sum(each.nbytes for each in step.storages if each.kind is Kind.STATE)
+    machine = machine_with(0.7, step)
+    swapped = swapkit.plan(step, machine=machine, policy="swap", weights=True)
+    assert swapped.prediction is not None
+    assert swapped.prediction.host_peak_bytes > 8 * MIB
+    least = replace(machine, host_bytes=frozen + 8 * MIB)
+    plan = swapkit.plan(step, machine=least, weights=True)
+    assert plan.prediction is not None
+    assert 0 < plan.prediction.host_peak_bytes <= 8 * MIB
+
+
 def weight_of(trace: Trace, storage: int) -> int:
     """Return the first part of a weight."""
     while trace.storages[storage].birth != BEFORE:

@@ -510,6 +510,7 @@ bool held_end_step(Mover *mover) {
         std::lock_guard guard(held_lock);
         if (!order.now.empty()) {
             begin_order(order);
+            note_left(order);
         }
         if (!order.plan.empty()) { // the first ones may come while the optimizer works
             const std::vector<Held *> &first = order.plan.front().comes;

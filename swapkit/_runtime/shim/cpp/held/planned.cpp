@@ -11,6 +11,14 @@
 
 namespace swapkit {
 
+namespace {
+
+template <class All> bool contains(const All &all, const Held *held) {
+    return std::find(all.begin(), all.end(), held) != all.end();
+}
+
+} // namespace
+
 void forget_plan(HeldOrder &order) {
     order.plan.clear();
     order.leaving.clear();
@@ -26,6 +34,17 @@ void note_due(HeldOrder &order) {
         order.awaited.insert(order.awaited.end(), moves.gone.begin(), moves.gone.end());
         if (moves.leaves) {
             order.leaving.push_back(order.last[order.done]);
+        }
+    }
+}
+
+void note_left(HeldOrder &order) {
+    for (Held *each : order.plan.empty() ? std::vector<Held *>() : order.all) {
+        const std::vector<Held *> &first = order.plan.front().comes;
+        if (each->is_here && !each->uses.empty() && order.plan[each->uses.back()].leaves &&
+            !contains(order.leaving, each) && !contains(order.going, each) &&
+            !contains(first, each)) {
+            order.leaving.push_back(each);
         }
     }
 }

@@ -63,6 +63,8 @@ void count_use(Held *held);
 
 // Note that the moves of a plan are due, to the latest use.
 void note_due(HeldOrder &order);
+// Note that storages are due to leave that a step begins without, such as after an evaluation.
+void note_left(HeldOrder &order);
 // Return whether such moves wait; not for the operator that runs with a storage.
 bool is_due(const HeldOrder &order, const Held *running);
 // Forget a plan, which knows all storages, and what it lets happen.
