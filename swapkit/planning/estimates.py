@@ -20,7 +20,6 @@ from swapkit.ir.traces import BEFORE, Kind, Operator, Storage, Trace
 from swapkit.planning.layout.lifetimes import ROUNDING_BYTES
 from swapkit.planning.search.feasibility import Least, find_least, name_operators
 from swapkit.planning.search.solving import SHARES, TradeOff, measure_budgets
-from swapkit.simulation.items import is_weight
 from swapkit.simulation.lowering import lower
 from swapkit.simulation.problems import Problem
 from swapkit.units import round_up
@@ -41,7 +40,7 @@ class MemoryNeed:
 
     plain_bytes: int  # with this budget nothing moves
     smallest_bytes: int  # the smallest budget, with all weights on the device
-    streamed_bytes: int  # the smallest one if frozen weights leave; 0: that is no smaller
+    streamed_bytes: int  # the smallest one if weights leave; 0: that is no smaller
     floor_bytes: int  # most of what stays on the device at once, whatever the budget
     state_bytes: int  # parameters and buffers
     gradient_bytes: int  # most at once
@@ -95,7 +94,7 @@ def find_times(
 ) -> tuple[TradeOff, ...]:
     """Return the time of the step at several budgets between its smallest one and its plain memory.
 
-    Below the smallest budget with all weights on the device, frozen weights leave.
+    Below the smallest budget with all weights on the device, weights leave.
 
     Args:
         trace: the step.
@@ -112,13 +111,11 @@ def find_times(
         return found
     between = [need.streamed_bytes, (need.streamed_bytes + smallest) // 2]
     between += [each for each in asked if need.streamed_bytes <= each < smallest]
-    divided = divide_weights(trace)
-    weights = sum(
-        each.nbytes for each in divided.storages if is_weight(each) and each.birth == BEFORE
-    )
-    streamed = measure_budgets(lower(divided), machine, between)
+    problem = lower(divide_weights(trace))
+    streamed = measure_budgets(problem, machine, between)
+    frozen = problem.frozen_bytes
     return (
-        *(replace(each, host_peak_bytes=each.host_peak_bytes + weights) for each in streamed),
+        *(replace(each, host_peak_bytes=each.host_peak_bytes + frozen) for each in streamed),
         *found,
     )
 

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from swapkit.errors import InfeasibleBudget, InvalidArgument, InvalidType, PlanMismatch
 from swapkit.ir.machines import Machine
+from swapkit.ir.passes import divide_weights
 from swapkit.ir.plans import Decision, Plan
 from swapkit.ir.traces import Trace
 from swapkit.planning import POLICIES
@@ -53,6 +54,7 @@ __all__ = [
     "trade_offs",
 ]
 
+LEAST_GAIN = 0.05  # of a step's time, for which weights begin to leave
 NAMED_OPERATORS = 4  # most that an error names
 REASONS_SHOWN = 3
 # Assumptions of alternative candidates: links at this share of their speed, this much additional
@@ -200,6 +202,21 @@ def make_plans(
     return (make_plan(trace, machine, policy),)
 
 
+def gains_by_weights(trace: Trace, seconds: float, machine: Machine, policy: str) -> bool:
+    """Return whether a plan is clearly faster than so many seconds if weights may leave, too."""
+    most_seconds = seconds * (1 - LEAST_GAIN)
+    divided = divide_weights(trace)
+    if divided == trace or trace.seconds > most_seconds:
+        return False
+    if lower_bound(restrict(lower(divided), policy), machine) > most_seconds:
+        return False
+    try:
+        prediction = make_plan(divided, machine, policy).prediction
+    except InfeasibleBudget:
+        return False
+    return prediction is not None and prediction.seconds <= most_seconds
+
+
 def trade_offs(
     trace: Trace, machine: Machine, shares: Sequence[float] = SHARES, *, policy: str = "auto"
 ) -> tuple[TradeOff, ...]:
@@ -295,8 +312,7 @@ def solve_or_raise(trace: Trace, problem: Problem, machine: Machine, policy: str
         InfeasibleBudget: there is no solution.
     """
     if machine.host_bytes is not None:  # frozen weights that leave have copies all the time
-        frozen_bytes = int(problem.item_bytes[problem.is_frozen & (problem.tails >= 0)].sum())
-        machine = replace(machine, host_bytes=max(0, machine.host_bytes - frozen_bytes))
+        machine = replace(machine, host_bytes=max(0, machine.host_bytes - problem.frozen_bytes))
     solution = plan_problem(problem, machine, host=trace.host)
     if isinstance(solution, PlanFailure):
         raise _explain_failure(trace, problem, machine, solution.least, policy)

@@ -12,7 +12,7 @@ from swapkit.reporting.text import format_html, format_per_rank, format_table
 from swapkit.units import format_bytes
 
 _MEMORY_HEADS = ("memory of a step", "", "")
-_STREAMED = "frozen weights live on the host, and come for their operators"
+_STREAMED = "weights live on the host, and come for their operators"
 _TIME_HEADS = ("budget", "of plain", "step", "vs. plain", "bound", "swapped", "recomputed")
 _BATCH_HEADS = ("budget", "largest batch", "step", "samples per second")
 
@@ -35,7 +35,7 @@ class Estimate:
         plain_bytes: most memory in use without a budget. With this budget nothing moves.
         smallest_budget_bytes: the smallest budget at which a session trains, from its first step
             on if steps were tried in it; else once it has a plan. All weights stay on the device.
-        streamed_budget_bytes: the smallest budget of a session with a plan whose frozen weights
+        streamed_budget_bytes: the smallest budget of a session with a plan whose weights
             leave the device while the step does not use them, as they do if the model takes more
             than the budget; 0: it is no smaller.
         floor_bytes: the part of it that stays on the device whatever the budget: parameters,

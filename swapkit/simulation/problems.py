@@ -92,10 +92,10 @@ class Problem:
         return flags
 
     @property
-    def is_frozen(self) -> Flags:
-        """Return whether items have their copies all the time."""
-        flags: Flags = self.formers == np.arange(len(self.formers))
-        return flags
+    def frozen_bytes(self) -> int:
+        """Return the bytes of weights that no operator writes, which have copies all the time."""
+        is_frozen = self.formers == np.arange(len(self.formers))
+        return int(self.item_bytes[is_frozen & (self.tails >= 0)].sum())
 
     @property
     def copies(self) -> tuple[Indexes, Indexes]:

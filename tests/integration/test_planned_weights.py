@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 import swapkit
+from swapkit._runtime.control import plan_maker
 from swapkit.ir.plans import Action
 from swapkit.simulation.items import is_weight
 from swapkit.simulation.validation.gaps import find_touches, is_clean
 from swapkit.testing.planning import planning_at_once
 from tests.integration.test_weights import WIDTH, bits_of, frozen_bytes, make, train
+from tests.support.sessions import steady_machine_like
 
 if TYPE_CHECKING:
+    from swapkit._runtime.saved.device import Limits
+    from swapkit.ir.machines import Machine
     from swapkit.ir.plans import Plan
 
 STEPS = 16
@@ -64,6 +69,38 @@ def test_step_when_weights_are_planned_then_their_traffic_and_bits_are_as_predic
     # On a busy machine, a weight may be used again before its copy out is whole. Then it stays.
     seen = traffic[-8:] if name in {"trained", "half"} else traffic[-1:]
     assert (0, *moved_bytes(plan)) in seen
+
+
+@pytest.mark.parametrize(
+    ("share", "is_faster"), [(2.2, True), (2.8, True), (9.0, False)], ids=["none", "slow", "whole"]
+)
+def test_step_when_a_plan_is_faster_with_weights_then_they_leave_though_there_is_room_for_them(
+    share: float, is_faster: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_maker, "measure_machine", slow_to_copy_out)
+    model, optimizer = make("adapters")
+    expected = train(model, optimizer, STEPS, rows=512), bits_of(model, optimizer)
+    del model, optimizer
+    model, optimizer = make("adapters")
+    limit = int(frozen_bytes(model) * share)
+    with planning_at_once(), swapkit.budget(limit, model, optimizer) as session:
+        found = train(model, optimizer, STEPS - 1, rows=512)
+        rescues = session.stats.oom_rescues
+        found += train(model, optimizer, 1, first=STEPS - 1, rows=512)
+        assert session.stats.oom_rescues == rescues
+        plan = session.plan
+        assert ("leave the device between two uses" in session.explain()) == is_faster
+    assert (found, bits_of(model, optimizer)) == expected
+    assert plan is not None
+    assert plan.trace is not None
+    moved = [is_weight(plan.trace.storages[each.storage]) for each in plan.decisions]
+    assert any(moved) == is_faster
+
+
+def slow_to_copy_out(device: object, limits: Limits) -> Machine:
+    """Return a machine on which saved tensors take much longer to leave than weights."""
+    machine = steady_machine_like(device, limits)
+    return replace(machine, out_bytes_per_second=2e8, in_bytes_per_second=4e9)
 
 
 @pytest.mark.parametrize("policy", ["swap", "recompute"])

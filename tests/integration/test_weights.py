@@ -135,13 +135,17 @@ class InBackward(torch.optim.SGD):
 
 
 def train(
-    model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = STEPS, first: int = 0
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    steps: int = STEPS,
+    first: int = 0,
+    rows: int = 16,
 ) -> list[str]:
     """Return the bits of each step's loss and gradients; `first`: the number of the first one."""
     found = []
     for step in range(first, first + steps):
         torch.manual_seed(step)
-        loss = model(torch.randn(16, WIDTH)).square().mean()
+        loss = model(torch.randn(rows, WIDTH)).square().mean()
         loss.backward()
         # No variable: the gradients are freed before those of the next step.
         given = (each.grad for each in model.parameters() if each.grad is not None)

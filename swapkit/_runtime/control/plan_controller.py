@@ -379,7 +379,10 @@ class PlanController:
     def _start_next(self) -> None:
         self._is_begun = False
         try:
-            have_more = self._swapper.weights.have_more_left()
+            weights = self._swapper.weights
+            if not weights.do_leave and self._plans.gains_by_weights(self._learner.case):
+                weights.adopt_more()
+            have_more = weights.have_more_left()
             if reason := self._plans.end_step() or have_more * "weights leave from now on":
                 self._learner.restart(reason)
         finally:

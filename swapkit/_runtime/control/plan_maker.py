@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -29,8 +30,9 @@ from swapkit.planning.beside import ThreadJob, is_at_once
 from swapkit.planning.gathers import find_gathered
 from swapkit.planning.lean_plans import make_lean_plans
 from swapkit.planning.placed import make_placed_plans
-from swapkit.planning.planner import PlanTarget, find_floor
+from swapkit.planning.planner import PlanTarget, find_floor, gains_by_weights
 from swapkit.planning.selection.asking import MakePlans, MakePlansBeside
+from swapkit.planning.selection.cases import Case, Stage
 from swapkit.planning.selection.learner import Learner
 from swapkit.texts import get_logger
 
@@ -68,8 +70,10 @@ class PlanMaker:
         self._describe: Callable[[], str] = str  # returns what is trained, for other ranks
         self._has_planned = False  # whether the ranks, or this one alone, could make plans
         self._floor: ThreadJob[int] | None = None  # computes the smallest budget that has a plan
+        self._gain: ThreadJob[bool] | None = None  # computes whether weights should leave
         self._is_over = False
         has_lean = isinstance(config.policy, str)  # a user's policy makes one plan for each budget
+        self._may_gain = has_lean and config.policy != "recompute"  # whether that is to be asked
         self.stages = StagePlans(self._prepare_lean if has_lean else None)
         self.refused = ""  # why the given plan is not followed
         self.resharding: Resharding | None = None  # None: the user's setting holds
@@ -191,19 +195,43 @@ class PlanMaker:
         known = find if floor_bytes is None else lambda: floor_bytes
         return self._ranks.agree(config.limits.budget_bytes, known, step)
 
+    def gains_by_weights(self, case: Case | None) -> bool:
+        """Return whether a plan is clearly faster than a case's if weights may leave, too.
+
+        Once, after that has been computed beside the steps that follow the plan.
+        """
+        if self._may_gain and case is not None and case.stage is Stage.STABLE:
+            self._may_gain = False
+            self._gain = self._start_gain(case)
+        job = self._gain
+        if job is not None and is_at_once():
+            job.wait()
+        if job is None or not job.is_done:
+            return False
+        self._gain = None
+        return bool(job.take())
+
+    def _start_gain(self, case: Case) -> ThreadJob[bool] | None:
+        machine, trace, policy = self.machine, case.trace, str(self._config.policy)
+        if machine is None or trace is None or self._ranks is not None:
+            return None  # with other ranks, weights stay
+        prediction = None if case.plan is None else case.plan.prediction
+        seconds = math.inf if prediction is None else prediction.seconds
+        return ThreadJob(partial(gains_by_weights, trace, seconds, machine, policy))
+
     def give_up(self) -> None:
         """Cancel the computation for the other ranks. Safe anywhere, also in finalizers."""
         self._is_over = True
-        floor = self._floor
-        if floor is not None:
-            floor.give_up()
+        for job in (self._floor, self._gain):
+            if job is not None:
+                job.give_up()
 
     def stop(self) -> None:
         """Give up, wait for the thread, and withdraw from the other ranks. Any thread."""
         self.give_up()
-        floor = self._floor
-        if floor is not None:
-            floor.wait()
+        for job in (self._floor, self._gain):
+            if job is not None:
+                job.wait()
         if self._ranks is not None:
             self._ranks.leave()
         self.stages.leave()

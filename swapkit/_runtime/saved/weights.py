@@ -68,7 +68,7 @@ class Weights:
         )
         self._is_watching = self._is_adopting = False
         self._known_bytes = 0  # that plans know of
-        self._do_leave = False  # whether some weights do
+        self.do_leave = False  # whether some weights do
         self._has_rest = False  # whether others may do so now
         self._refusal: RuntimeError | None = None  # why weights cannot be watched
         self._is_captured = False  # whether a graph knows addresses
@@ -128,7 +128,7 @@ class Weights:
         if not self._is_here():
             return
         self._modules[id(module)] = module
-        self._has_rest = self._do_leave
+        self._has_rest = self.do_leave
         if not self._is_watching:
             self._watch_all(is_needed=False)
         elif tensor is None:
@@ -205,7 +205,7 @@ class Weights:
             for each in self._list_leaving():
                 self._mover.hold(each, placement)
             self._mover.begin_held()
-            self._do_leave = self._mover.held[0] > 0
+            self.do_leave = self._mover.held[0] > 0
             return self._mover.held[0] > before_bytes
         finally:
             self._is_adopting = False
