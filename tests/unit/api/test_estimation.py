@@ -72,7 +72,8 @@ def test_estimate_when_made_then_parts_are_in_order_and_the_sizes_those_of_the_m
     assert found.gradient_bytes == pytest.approx(weights, rel=0.1)
     assert found.optimizer_bytes == pytest.approx(2 * weights, rel=0.1)
     assert found.state_bytes == pytest.approx(weights, rel=0.1)
-    assert found.times[0].budget_bytes == found.smallest_budget_bytes
+    assert 0 < found.streamed_budget_bytes < found.smallest_budget_bytes
+    assert found.times[0].budget_bytes == found.streamed_budget_bytes
     assert found.times[-1].budget_bytes == found.plain_bytes
     seconds = [each.seconds for each in found.times]
     assert seconds == sorted(seconds, reverse=True)
@@ -192,7 +193,7 @@ def test_estimate_when_shown_then_all_rows_as_text_html_and_flat_values() -> Non
     values = found.to_dict()
     assert json.loads(json.dumps(values)) == values
     assert values["largest_batches_0_batch_size"] == found.largest_batch
-    assert values["times_0_budget_bytes"] == found.smallest_budget_bytes
+    assert values["times_0_budget_bytes"] == found.streamed_budget_bytes
     assert "\n" not in repr(found)
 
 

@@ -106,7 +106,7 @@ def test_estimate_when_given_a_script_then_the_figures_of_the_function(
     for name in ("plain_bytes", "smallest_budget_bytes", "floor_bytes"):
         assert found[name] == pytest.approx(expected[name], rel=0.03)
     assert found["budgets_0"] == pytest.approx(0.6 * found["plain_bytes"], rel=0.01)
-    assert found["times_0_budget_bytes"] >= found["smallest_budget_bytes"]
+    assert found["times_0_budget_bytes"] == found["streamed_budget_bytes"]
 
 
 def test_estimate_when_a_script_ends_too_early_then_it_says_what_is_missing(script: str) -> None:
