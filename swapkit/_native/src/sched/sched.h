@@ -87,6 +87,7 @@ struct sk_group {
     sk__place place;
     void *host;
     bool has_extent;
+    bool write_failed; /* it is not tried again before a request has failed for lack of room */
     sk__extent extent;
     sk__disk_request request;
 };

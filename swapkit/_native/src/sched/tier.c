@@ -125,7 +125,7 @@ static size_t room_bytes(const sk_sched *sched) SK_REQUIRES(sched->lock) {
 
 /* Whether a group's copy may live on the disk alone. */
 static bool is_movable(const sk_group *group) {
-    return group->sched->disk != NULL && group->tier != SK_TIER_HOST;
+    return group->sched->disk != NULL && group->tier != SK_TIER_HOST && !group->write_failed;
 }
 
 /* Whether the host's copy of a group may go: it is not in use, and it may live on the disk. */
@@ -220,6 +220,9 @@ static sk_status room_make(sk_sched *sched, sk_group *asking, size_t nbytes)
     if (status == SK_NOT_READY || is_room_coming(sched, asking)) {
         return SK_NOT_READY;
     }
+    for (sk_group *group = sched->groups; group != NULL; group = group->below) {
+        group->write_failed = false; /* the disk may work again when there is another request */
+    }
     return status == SK_OUT_OF_HOST_MEMORY ? host_refuse(sched, host_bytes_of(asking)) : status;
 }
 
@@ -289,7 +292,7 @@ static void write_done(sk__disk_request *request, sk_status status) {
     if (status != SK_OK) {
         sk__disk_release(sched->disk, group->extent);
         group->has_extent = false;
-        group->tier = SK_TIER_HOST; /* do not try the disk again */
+        group->write_failed = true;
     } else {
         sched->stats.written_bytes += group->nbytes;
         if (is_spare(group)) { /* otherwise it is needed on the device just now */
