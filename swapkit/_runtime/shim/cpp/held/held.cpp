@@ -576,6 +576,7 @@ bool held_end(Mover *mover) {
     {
         std::lock_guard guard(held_lock);
         watched_exposed.clear();
+        forget_files();
     }
     for (Held *each : std::vector<Held *>(order.all)) {
         int started = 1;

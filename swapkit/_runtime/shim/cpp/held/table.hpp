@@ -66,6 +66,10 @@ bool is_due(const HeldOrder &order, const Held *running);
 // Forget a plan, which knows all storages, and what it lets happen.
 void forget_plan(HeldOrder &order);
 
+// Forget which file a storage was loaded from; and for all storages.
+void forget_file(const c10::StorageImpl *storage);
+void forget_files();
+
 // ---- it is not ----
 
 // Return whether the bytes of a storage are on the device.

@@ -73,15 +73,16 @@ bool is_each(const c10::OperatorHandle &op) {
 
 struct Kind {
     Access access;
-    bool is_collective, is_each;
+    bool is_collective, is_each, is_copy;
 };
 
 const Kind &kind_of(const c10::OperatorHandle &op) {
     thread_local std::unordered_map<const c10::FunctionSchema *, Kind> known;
     auto found = known.find(&op.schema());
     if (found == known.end()) {
-        found = known.emplace(&op.schema(), Kind{find_access(op), is_collective(op), is_each(op)})
-                    .first;
+        bool is_copy = op.schema().name() == "aten::copy_";
+        Kind kind{find_access(op), is_collective(op), is_each(op), is_copy};
+        found = known.emplace(&op.schema(), kind).first;
     }
     return found->second;
 }
@@ -206,8 +207,17 @@ void trap(const c10::OperatorHandle &op, c10::DispatchKeySet keyset, torch::jit:
     if (kind.is_collective) {
         uses.keep();
     }
+    FilePart part;
+    if (kind.is_copy) {
+        part = file_of(*(*stack)[first].unsafeToTensorImpl(),
+                       *(*stack)[first + 1].unsafeToTensorImpl());
+    }
     op.redispatchBoxed(keyset & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, taken.load()),
                        stack);
+    if (!part.path.empty()) {
+        const at::Tensor &filled = stack->back().toTensor();
+        held_loaded(filled.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(), part);
+    }
 }
 
 } // namespace

@@ -1,0 +1,75 @@
+// files.cpp - the files that weights are loaded from.
+//
+// An operator that copies the bytes of a mapped file into a weight (`load_state_dict`) shows where
+// else they are: then a copy of the weight may be that part of the file. This is a guess, which the
+// scheduler checks: the mapping may be private and changed, and the path another file by now.
+#include "held/table.hpp"
+
+#include "memory/storages.hpp"
+
+#include <cinttypes>
+#include <cstdio>
+#include <fstream>
+#include <utility>
+
+namespace swapkit {
+
+// Never freed, as in `uses.cpp`. By storage, only compared: another storage may have its address.
+static std::unordered_map<const c10::StorageImpl *, FilePart> &files =
+    *new std::unordered_map<const c10::StorageImpl *, FilePart>;
+
+// Return the part of a mapped file at an address; without a path: there is none. The system alone
+// knows: libraries map files themselves.
+static FilePart mapped_at(std::uintptr_t address, std::size_t nbytes) {
+    std::ifstream maps("/proc/self/maps");
+    for (std::string line; std::getline(maps, line);) {
+        std::uintptr_t begin = 0, end = 0;
+        std::uint64_t offset = 0;
+        int path = 0;
+        if (std::sscanf(line.c_str(), "%" SCNxPTR "-%" SCNxPTR " %*s %" SCNx64 " %*s %*s %n",
+                        &begin, &end, &offset, &path) < 3 ||
+            address < begin || address >= end) {
+            continue;
+        }
+        bool is_whole = nbytes <= end - address && path > 0 && line[path] == '/';
+        return {.path = is_whole ? line.substr(path) : "", .offset = offset + (address - begin)};
+    }
+    return {};
+}
+
+FilePart file_of(const c10::TensorImpl &target, c10::TensorImpl &source) {
+    bool is_whole = is_trapped(target) && target.has_storage() && source.device().is_cpu() &&
+                    target.dtype() == source.dtype() && target.is_contiguous() &&
+                    source.is_contiguous() && target.numel() == source.numel() &&
+                    target.numel() * target.itemsize() == target.unsafe_storage().nbytes();
+    const c10::StorageImpl *storage = is_whole ? plain_storage(source, 1) : nullptr;
+    if (storage == nullptr || is_trapped(source)) {
+        return {};
+    }
+    auto begin = reinterpret_cast<std::uintptr_t>(address_of(storage));
+    return mapped_at(begin + source.storage_offset() * source.itemsize(),
+                     source.numel() * source.itemsize());
+}
+
+void held_loaded(const c10::StorageImpl *storage, FilePart part) {
+    std::lock_guard guard(held_lock);
+    files[storage] = std::move(part);
+}
+
+void forget_file(const c10::StorageImpl *storage) { files.erase(storage); }
+
+void forget_files() { files.clear(); }
+
+void lend_file(const Group *group) {
+    FilePart part;
+    {
+        std::lock_guard guard(held_lock);
+        auto found = files.find(group->key.storage);
+        part = found == files.end() ? FilePart{} : found->second;
+    }
+    if (!part.path.empty()) { // without it there is a copy as of any other
+        (void)links.sk_group_borrow(group->native, part.path.c_str(), part.offset);
+    }
+}
+
+} // namespace swapkit
