@@ -25,6 +25,7 @@ pytestmark = pytest.mark.usefixtures("served")
 STEPS = 4
 HOST_LIMIT = 3 * MIB // 2  # a weight has 256 KiB, one of "tied" 1 MiB, all of them 2.5 to 4 MiB
 FAILURES = (DiskError, torch.OutOfMemoryError)
+FAILURE = r"Input/output error|the budget is"
 
 Made = tuple["nn.Module", torch.optim.Optimizer]
 
@@ -92,10 +93,14 @@ def test_step_when_the_disk_fails_then_no_weight_is_lost_and_training_goes_on_wh
     with budget(made, tmp_path, share=0.5, host=MIB):
         with (
             disk_fault(calls, errno.EIO, nth=nth, forever=True),
-            pytest.raises(FAILURES, match="Input/output error|the budget is"),
-            torch.no_grad(),
+            pytest.raises(FAILURES, match=FAILURE),
         ):
-            for _ in range(STEPS):
-                made[0](torch.randn(16, WIDTH))
+            infer(made[0])
         found = train(*made, STEPS)
     assert (found, bits_of(*made)) == expected
+
+
+@torch.no_grad()
+def infer(model: nn.Module) -> None:
+    for _ in range(STEPS):
+        model(torch.randn(16, WIDTH))
