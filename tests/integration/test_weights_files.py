@@ -308,3 +308,17 @@ def test_load_when_it_fails_in_the_middle_then_what_was_loaded_is_whole_and_the_
         assert train(model, 2) == expected
         assert session.stats.peak_bytes <= BUDGET
         assert session.stats.host_peak_bytes <= HOST_LIMIT
+
+
+def test_session_when_it_is_a_later_one_then_weights_are_read_from_the_file_again(
+    folder: Path, expected: list[str]
+) -> None:
+    with swapkit.budget(BUDGET, policy="rescue", host_limit=HOST_LIMIT):
+        model = fill(made(), by_torch(folder))
+    with swapkit.budget(BUDGET, model, policy="rescue", host_limit=HOST_LIMIT) as session:
+        assert train(model, 2) == expected
+        assert session.stats.host_peak_bytes <= HOST_LIMIT
+        with torch.no_grad():
+            model[0].get_parameter("base.weight").zero_()
+        send_away()
+        assert not model[0].get_parameter("base.weight").any()

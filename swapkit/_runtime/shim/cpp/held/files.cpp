@@ -14,7 +14,8 @@
 
 namespace swapkit {
 
-// Never freed, as in `uses.cpp`. By storage, only compared: another storage may have its address.
+// Never freed, as in `uses.cpp`; for later sessions, too. By storage, only compared: another one
+// may have its address.
 static std::unordered_map<const c10::StorageImpl *, FilePart> &files =
     *new std::unordered_map<const c10::StorageImpl *, FilePart>;
 
@@ -43,7 +44,7 @@ FilePart file_of(const c10::TensorImpl &target, c10::TensorImpl &source) {
                     source.is_contiguous() && target.numel() == source.numel() &&
                     target.numel() * target.itemsize() == target.unsafe_storage().nbytes();
     const c10::StorageImpl *storage = is_whole ? plain_storage(source, 1) : nullptr;
-    if (storage == nullptr || is_trapped(source)) {
+    if (storage == nullptr || storage->resizable() || is_trapped(source)) {
         return {};
     }
     auto begin = reinterpret_cast<std::uintptr_t>(address_of(storage));
@@ -57,8 +58,6 @@ void held_loaded(const c10::StorageImpl *storage, FilePart part) {
 }
 
 void forget_file(const c10::StorageImpl *storage) { files.erase(storage); }
-
-void forget_files() { files.clear(); }
 
 void lend_file(const Group *group) {
     FilePart part;

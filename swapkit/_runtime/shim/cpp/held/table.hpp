@@ -66,9 +66,8 @@ bool is_due(const HeldOrder &order, const Held *running);
 // Forget a plan, which knows all storages, and what it lets happen.
 void forget_plan(HeldOrder &order);
 
-// Forget which file a storage was loaded from; and for all storages.
+// Forget which file a storage was loaded from.
 void forget_file(const c10::StorageImpl *storage);
-void forget_files();
 
 // ---- it is not ----
 
