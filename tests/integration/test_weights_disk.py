@@ -20,6 +20,8 @@ from tests.support.instruments import disk_fault, instruments
 if TYPE_CHECKING:
     from torch import nn
 
+    from swapkit._runtime.session.session import Session
+
 pytestmark = pytest.mark.usefixtures("served")
 
 STEPS = 4
@@ -46,7 +48,7 @@ def plain(name: str) -> tuple[list[str], str]:
 
 def budget(
     made: Made, folder: Path, policy: str = "rescue", share: float = 0.6, host: int = HOST_LIMIT
-) -> swapkit.Session:
+) -> Session:
     limit = int(frozen_bytes(made[0]) * share)
     return swapkit.budget(limit, *made, policy=policy, host_limit=host, disk=folder)
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import swapkit
+from swapkit._runtime.saved import weights
 from swapkit.errors import DiskError
 from tests.integration.test_weights import send_away
 from tests.integration.test_weights_disk import FAILURE, FAILURES
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from swapkit._native.sched import SchedulerStats
+    from swapkit._runtime.session.session import Session
 
 WIDTH, LAYERS = 512, 40  # a weight has 1 MiB
 BUDGET = 4 * MIB
@@ -32,6 +34,12 @@ HOST_LIMIT = 3 * MIB
 
 State = dict[str, torch.Tensor]
 pytestmark = pytest.mark.usefixtures("served")
+
+
+@pytest.fixture(autouse=True)
+def not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests of this process may have compiled code."""
+    monkeypatch.setattr(weights, "has_compiled", lambda: False)
 
 
 class Adapted(nn.Module):
@@ -55,7 +63,7 @@ def made() -> nn.Sequential:
 
 def fill(model: nn.Sequential, state: State, first: int = 0) -> nn.Sequential:
     """Give each layer from the first on memory, and its weight what was loaded."""
-    for number, layer in enumerate(model[first:], first):
+    for number, layer in enumerate(list(model)[first:], first):
         layer.to_empty(device="cpu")
         begin(layer, number)
         layer.load_state_dict({"base.weight": state[f"{number}.base.weight"]}, strict=False)
@@ -118,7 +126,7 @@ def expected(folder: Path) -> list[str]:
     return train(fill(made(), torch.load(folder / "model.pt")), 2)
 
 
-def moved(session: swapkit.Session) -> SchedulerStats:
+def moved(session: Session) -> SchedulerStats:
     return session._require().swapper.scheduler.stats()
 
 
@@ -322,3 +330,23 @@ def test_session_when_it_is_a_later_one_then_weights_are_read_from_the_file_agai
             model[0].get_parameter("base.weight").zero_()
         send_away()
         assert not model[0].get_parameter("base.weight").any()
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_model_when_mapped_from_a_file_and_moved_to_the_device_then_it_is_read_from_there(
+    loader: str, folder: Path, expected: list[str]
+) -> None:
+    model = made()
+    for number, layer in enumerate(model):
+        layer.get_submodule("adapter").to_empty(device="cpu")
+        begin(layer, number)
+    model.load_state_dict(LOADERS[loader](folder), strict=False, assign=True)
+    model.requires_grad_(requires_grad=False)
+    for layer in model:
+        layer.get_submodule("adapter").requires_grad_()
+    with swapkit.budget(BUDGET, policy="rescue", host_limit=HOST_LIMIT) as session:
+        model._apply(torch.clone)  # as `to` does where the device is another one
+        assert train(model, 2) == expected
+        assert session.stats.peak_bytes <= BUDGET
+        assert session.stats.host_peak_bytes <= HOST_LIMIT
+        assert moved(session).read_bytes > (LAYERS - 4) * MIB

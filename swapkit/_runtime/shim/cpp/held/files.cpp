@@ -38,23 +38,51 @@ static FilePart mapped_at(std::uintptr_t address, std::size_t nbytes) {
     return {};
 }
 
-FilePart file_of(const c10::TensorImpl &target, c10::TensorImpl &source) {
-    bool is_whole = is_trapped(target) && target.has_storage() && source.device().is_cpu() &&
-                    target.dtype() == source.dtype() && target.is_contiguous() &&
-                    source.is_contiguous() && target.numel() == source.numel() &&
-                    target.numel() * target.itemsize() == target.unsafe_storage().nbytes();
-    const c10::StorageImpl *storage = is_whole ? plain_storage(source, 1) : nullptr;
-    if (storage == nullptr || storage->resizable() || is_trapped(source)) {
+FilePart file_of(c10::TensorImpl &tensor) {
+    const c10::StorageImpl *storage =
+        tensor.device().is_cpu() && !is_trapped(tensor) ? plain_storage(tensor, 1) : nullptr;
+    if (storage == nullptr || storage->resizable() || !tensor.is_contiguous()) {
         return {};
     }
     auto begin = reinterpret_cast<std::uintptr_t>(address_of(storage));
-    return mapped_at(begin + source.storage_offset() * source.itemsize(),
-                     source.numel() * source.itemsize());
+    return mapped_at(begin + tensor.storage_offset() * tensor.itemsize(),
+                     tensor.numel() * tensor.itemsize());
 }
 
-void held_loaded(const c10::StorageImpl *storage, FilePart part) {
+bool is_filled_by(const c10::TensorImpl &target, const c10::TensorImpl &source) {
+    return is_trapped(target) && target.has_storage() && target.dtype() == source.dtype() &&
+           target.is_contiguous() && target.numel() == source.numel() &&
+           target.numel() * target.itemsize() == target.unsafe_storage().nbytes();
+}
+
+void held_loaded(const c10::TensorImpl &tensor, FilePart part) {
     std::lock_guard guard(held_lock);
-    files[storage] = std::move(part);
+    files[tensor.unsafe_storage().unsafeGetStorageImpl()] = std::move(part);
+}
+
+Ref<> held_file(Mover *, PyObject *tensor) {
+    c10::TensorImpl *impl = nullptr;
+    if (!impl_of(tensor, &impl)) {
+        return {};
+    }
+    FilePart part = file_of(*impl);
+    if (part.path.empty()) {
+        return Ref<>::share(Py_None);
+    }
+    auto path = Ref<>::steal(PyUnicode_DecodeFSDefault(part.path.c_str()));
+    return Ref<>::steal(path ? Py_BuildValue("(OK)", path.get(), part.offset) : nullptr);
+}
+
+bool note_file(Mover *, PyObject *tensor, PyObject *path, std::uint64_t offset) {
+    c10::TensorImpl *impl = nullptr;
+    auto bytes = Ref<>::steal(PyUnicode_EncodeFSDefault(path));
+    if (!bytes || !impl_of(tensor, &impl)) {
+        return false;
+    }
+    if (plain_storage(*impl, 1) != nullptr) {
+        held_loaded(*impl, {.path = PyBytes_AS_STRING(bytes.get()), .offset = offset});
+    }
+    return true;
 }
 
 void forget_file(const c10::StorageImpl *storage) { files.erase(storage); }

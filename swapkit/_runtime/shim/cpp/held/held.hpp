@@ -113,11 +113,16 @@ struct FilePart {
     std::uint64_t offset = 0;
 };
 
-// Return the part of a file that is mapped at a tensor's bytes, if copying it into another tensor
-// fills the storage of that one, which may be held. Any thread, without the GIL.
-FilePart file_of(const c10::TensorImpl &target, c10::TensorImpl &source);
-// Note that a storage has been filled with it. Any thread, without the GIL.
-void held_loaded(const c10::StorageImpl *storage, FilePart part);
+// Return whether copying a tensor into another one fills the storage of that one, which may be
+// held.
+bool is_filled_by(const c10::TensorImpl &target, const c10::TensorImpl &source);
+// Return the part of a file that is mapped at a tensor's bytes. Any thread, without the GIL.
+FilePart file_of(c10::TensorImpl &tensor);
+// Note that a tensor's storage has been filled with it. Any thread, without the GIL.
+void held_loaded(const c10::TensorImpl &tensor, FilePart part);
+// The same two for Python: a path and an offset, or None. None, false: an exception is set.
+Ref<> held_file(Mover *mover, PyObject *tensor);
+bool note_file(Mover *mover, PyObject *tensor, PyObject *path, std::uint64_t offset);
 // Let the copy of a new native group be the part of the file that its storage was filled with.
 void lend_file(const Group *group);
 

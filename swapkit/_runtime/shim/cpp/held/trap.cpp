@@ -209,14 +209,15 @@ void trap(const c10::OperatorHandle &op, c10::DispatchKeySet keyset, torch::jit:
     }
     FilePart part;
     if (kind.is_copy) {
-        part = file_of(*(*stack)[first].unsafeToTensorImpl(),
-                       *(*stack)[first + 1].unsafeToTensorImpl());
+        c10::TensorImpl *source = (*stack)[first + 1].unsafeToTensorImpl();
+        if (is_filled_by(*(*stack)[first].unsafeToTensorImpl(), *source)) {
+            part = file_of(*source);
+        }
     }
     op.redispatchBoxed(keyset & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, taken.load()),
                        stack);
     if (!part.path.empty()) {
-        const at::Tensor &filled = stack->back().toTensor();
-        held_loaded(filled.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(), part);
+        held_loaded(*stack->back().toTensor().unsafeGetTensorImpl(), std::move(part));
     }
 }
 
