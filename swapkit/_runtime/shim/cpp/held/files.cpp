@@ -7,9 +7,9 @@
 
 #include "memory/storages.hpp"
 
-#include <cinttypes>
-#include <cstdio>
+#include <cstdlib>
 #include <fstream>
+#include <sstream>
 #include <utility>
 
 namespace swapkit {
@@ -24,16 +24,19 @@ static std::unordered_map<const c10::StorageImpl *, FilePart> &files =
 static FilePart mapped_at(std::uintptr_t address, std::size_t nbytes) {
     std::ifstream maps("/proc/self/maps");
     for (std::string line; std::getline(maps, line);) {
-        std::uintptr_t begin = 0, end = 0;
-        std::uint64_t offset = 0;
-        int path = 0;
-        if (std::sscanf(line.c_str(), "%" SCNxPTR "-%" SCNxPTR " %*s %" SCNx64 " %*s %*s %n",
-                        &begin, &end, &offset, &path) < 3 ||
-            address < begin || address >= end) {
+        char *rest = nullptr;
+        std::uintptr_t begin = std::strtoull(line.c_str(), &rest, 16);
+        std::uintptr_t end = *rest == '-' ? std::strtoull(rest + 1, &rest, 16) : 0;
+        if (address < begin || address >= end) {
             continue;
         }
-        bool is_whole = nbytes <= end - address && path > 0 && line[path] == '/';
-        return {.path = is_whole ? line.substr(path) : "", .offset = offset + (address - begin)};
+        std::istringstream fields(rest);
+        std::string access, device, inode, path;
+        std::uint64_t offset = 0;
+        fields >> access >> std::hex >> offset >> device >> inode >> std::ws;
+        std::getline(fields, path);
+        bool is_whole = nbytes <= end - address && path.rfind('/', 0) == 0;
+        return {.path = is_whole ? path : "", .offset = offset + (address - begin)};
     }
     return {};
 }
