@@ -5,7 +5,10 @@
  * next ones are read ahead as far as the host has room. A reserve as large as the largest copy on
  * the disk is kept free from copies on their way out, so that any copy on the disk can always be
  * read: copies that cannot be dropped never take more than the rest. A copy that was read keeps its
- * extent, and costs nothing to drop again. */
+ * extent, and costs nothing to drop again.
+ *
+ * The extent of a borrowed part of a file is there from the beginning: writing compares. If the
+ * bytes are the same, the host's copy is spare without any disk folder. */
 #include "sched/sched.h"
 #include "swapkit_devices.h"
 
