@@ -112,11 +112,17 @@ def find_times(
     between = [need.streamed_bytes, (need.streamed_bytes + smallest) // 2]
     between += [each for each in asked if need.streamed_bytes <= each < smallest]
     problem = lower(divide_weights(trace))
-    streamed = measure_budgets(problem, machine, between)
-    frozen = problem.frozen_bytes
+    streamed = [
+        replace(each, host_peak_bytes=each.host_peak_bytes + problem.frozen_bytes)
+        for each in measure_budgets(problem, machine, between)
+    ]
+    best = min(streamed, key=lambda each: each.seconds)  # fits larger budgets, too
     return (
-        *(replace(each, host_peak_bytes=each.host_peak_bytes + frozen) for each in streamed),
-        *found,
+        *streamed,
+        *(
+            each if each.seconds <= best.seconds else replace(best, budget_bytes=each.budget_bytes)
+            for each in found
+        ),
     )
 
 

@@ -503,7 +503,6 @@ static void never_done(sk__disk_request *request, sk_status status) {
 SK_TEST(disk, test_calls_when_arguments_are_wrong_then_refused) {
     disk_scene s = disk_scene_open(0);
     sk__disk *other = NULL;
-    CHECK_STATUS(SK_INVALID, sk__disk_open(NULL, 0, &other));
     CHECK_STATUS(SK_INVALID, sk__disk_open("", 0, &other));
     CHECK_STATUS(SK_DISK_FAILED, sk__disk_open("/nonexistent/folder", 0, &other));
     CHECK_CONTAINS(sk_error_text(), "/nonexistent/folder");

@@ -89,6 +89,13 @@ SK_API SK_NODISCARD sk_status sk_group_create(sk_sched *sched, size_t nbytes, sk
                                               sk_group **out);
 /* Set the tag of the group's copies in a history; 0 at first. Not while one is under way. */
 SK_API void sk_group_label(sk_group *group, uint32_t tag);
+/* Let the copy of a RESIDENT group be a part of a file, which is only read: the bytes at `offset`
+ * of `path`, unless those turn out to differ. They are compared once the copy is on the host, which
+ * needs it no more then. If the file is changed later, reading it fails; renaming and deleting it
+ * do no harm. Not twice.
+ *
+ * Returns  SK_DISK_FAILED, SK_INVALID, SK_OUT_OF_HOST_MEMORY: the file is of no use. */
+SK_API SK_NODISCARD sk_status sk_group_borrow(sk_group *group, const char *path, uint64_t offset);
 /* In any state: a queued transfer is cancelled; one in flight keeps its memory until it is done. */
 SK_API void sk_group_destroy(sk_group *group);
 SK_API sk_group_state sk_group_state_get(const sk_group *group);

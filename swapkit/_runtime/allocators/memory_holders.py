@@ -271,17 +271,28 @@ def advise_here(stats: dict[str, int], asked_bytes: int, *, separates: bool) -> 
             "and the graph's inputs and results stay until it ends. Let torch recompute inside "
             "(torch._functorch.config.activation_memory_budget = 0.5)"
         )
+    if _is_in(torch.serialization.__file__) or _is_in(_file_of("safetensors.torch"), "load_file"):
+        hints.append(
+            "this reads a checkpoint whose tensors are all on the device at once. Pass mmap=True "
+            'and map_location="cpu" to torch.load, or no device to safetensors: '
+            "load_state_dict then copies one tensor at a time"
+        )
     in_use_bytes, budget_bytes = stats["allocated_bytes.all.current"], stats["budget_bytes"]
     if budget_bytes == 0 or in_use_bytes + asked_bytes <= budget_bytes:  # it would fit in one piece
         hints += advise_layout(stats, separates=separates)
     return hints
 
 
-def _is_in(code: str) -> bool:
-    """Return whether a function of the file `code` is on this thread's Python stack."""
+def _file_of(module: str) -> str:
+    """Return the file of a module that the program may have imported; else nothing."""
+    return getattr(sys.modules.get(module), "__file__", None) or ""
+
+
+def _is_in(code: str, name: str = "") -> bool:
+    """Return whether a function of the file `code` is on this thread's Python stack; "": any."""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the documented way to see callers
     while frame is not None:
-        if frame.f_code.co_filename == code:
+        if frame.f_code.co_filename == code and name in {"", frame.f_code.co_name}:
             return True
         frame = frame.f_back
     return False

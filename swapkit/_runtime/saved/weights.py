@@ -12,6 +12,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
+from typing import TypeAlias
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -43,6 +44,8 @@ from swapkit._runtime.torch_compat.wrappers import (
 )
 from swapkit.ir.plans import Action
 
+# Weights that are mapped from files: their storage, type, and the part of the file.
+_Files: TypeAlias = "dict[torch.Tensor, tuple[int, torch.dtype, tuple[str, int] | None]]"
 # Weights are watched from when this share of the limit is in use.
 WATCHED = 1 / 4
 MANY_MORE = 9 / 8  # times the weights that plans know of: plan again
@@ -123,10 +126,27 @@ class Weights:
         for each in self._list_parts():
             self._mover.unhold(each)
 
-    def changed(self, module: torch.nn.Module, tensor: torch.Tensor | None) -> None:
+    def moving(self, module: torch.nn.Module) -> _Files:
+        """Return the files that a module's weights are mapped from (`ChangeListener`)."""
+        if not self._is_here():
+            return {}
+        found = {
+            each: (storage_id(each), each.dtype, self._mover.file_of(each))
+            for each in _list_of(module)
+            if is_plain(each)
+        }
+        return {each: known for each, known in found.items() if known[-1] is not None}
+
+    def changed(
+        self, module: torch.nn.Module, tensor: torch.Tensor | None, before: _Files | None
+    ) -> None:
         """Watch a tensor that a module has got; None: any (`reported_calls.ChangeListener`)."""
         if not self._is_here():
             return
+        for each, (storage, dtype, part) in (before or {}).items():
+            is_moved = storage_id(each) != storage and each.device == self._device.name
+            if is_moved and each.dtype is dtype and part is not None:
+                self._mover.note_file(each, *part)
         self._modules[id(module)] = module
         self._has_rest = self.do_leave
         if not self._is_watching:

@@ -383,6 +383,12 @@ class Mover(Protocol):
     def expose(self, tensor: torch.Tensor, /) -> None:
         """Note that code may know the address of a tensor's bytes: `hold` refuses it."""
 
+    def file_of(self, tensor: torch.Tensor, /) -> tuple[str, int] | None:
+        """Return the path of the file that is mapped at a tensor's bytes, and where in it."""
+
+    def note_file(self, tensor: torch.Tensor, path: str, offset: int, /) -> None:
+        """Note that a tensor has the bytes of a part of a file, which its copy may then be."""
+
     def hold(self, tensor: torch.Tensor, placement: Placement, /) -> bool:
         """Let the storage of a watched tensor leave between two uses, from `begin_held` on.
 

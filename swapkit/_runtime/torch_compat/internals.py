@@ -68,6 +68,7 @@ __all__ = [
     "ENGINE_CALL",
     "MODULE_CALL",
     "MODULE_HOOK_TABLES",
+    "MOVING_CALL",
     "NO_TASK",
     "OPTIMIZER_HOOK_TABLES",
     "C",
@@ -230,9 +231,11 @@ buffers_of: Callable[[torch.nn.Module], dict[str, torch.Tensor | None]] = attrge
 # calls the first, and has few locals.
 MODULE_CALL = torch.nn.Module._call_impl.__code__
 AROUND_MODULE_CALL = torch.nn.Module._wrapped_call_impl.__code__
-# The methods of modules that add one tensor, and those that replace any number of them.
+# The methods of modules that add one tensor; that moves all of them, as to a device; and those that
+# replace any number of them.
 ADDING_CALLS = ("register_parameter", "register_buffer")
-CHANGING_CALLS = ("_apply", "_load_from_state_dict", "__setstate__")
+MOVING_CALL = "_apply"
+CHANGING_CALLS = (MOVING_CALL, "_load_from_state_dict", "__setstate__")
 # In `module_hooks`: the hooks called before and after each forward.
 MODULE_HOOK_TABLES = ("_global_forward_pre_hooks", "_global_forward_hooks")
 ANY_HOOK_CHECK = "_has_any_global_hook"  # only called before a call of a compiled module

@@ -13,7 +13,12 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch.distributed
 
-from swapkit._runtime.torch_compat.internals import ADDING_CALLS, CHANGING_CALLS, work_class
+from swapkit._runtime.torch_compat.internals import (
+    ADDING_CALLS,
+    CHANGING_CALLS,
+    MOVING_CALL,
+    work_class,
+)
 from swapkit._runtime.torch_compat.isolation import untraced, untraced_itself
 from swapkit.ir.traces import StagePlace
 
@@ -128,22 +133,35 @@ waits: ReplacedMethod[WaitListener] = ReplacedMethod(work_class, "wait", _make)
 class ChangeListener(Protocol):
     """Notified of every such call on its thread, with no lock held."""
 
-    def changed(self, module: torch.nn.Module, tensor: torch.Tensor | None, /) -> None:
-        """Note that a module has got a tensor; None: any."""
+    def moving(self, module: torch.nn.Module, /) -> object:
+        """Return what `changed` gets, before all tensors of a module move."""
+
+    def changed(
+        self,
+        module: torch.nn.Module,
+        tensor: torch.Tensor | None,
+        before: Any,  # noqa: ANN401 - see `moving`
+        /,
+    ) -> None:
+        """Note that a module has got a tensor; None: any. `before`: they have moved."""
 
     def captures(self) -> None:
         """Note that a graph is about to be captured."""
 
 
 def _change(name: str, *, is_of_one: bool) -> ReplacedMethod[ChangeListener]:
+    is_move = name == MOVING_CALL
+
     def make(plain: Any) -> Callable[..., Any]:  # noqa: ANN401 - torch's method
         @untraced_itself
         @functools.wraps(plain)
         def run(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - torch's
+            listeners = changes.listeners_of(run)
+            before = [each.moving(module) if is_move else None for each in listeners]
             result = plain(module, *args, **kwargs)
             given = next((each for each in args if isinstance(each, torch.Tensor)), None)
-            for listener in changes.listeners_of(run):
-                listener.changed(module, given if is_of_one else None)
+            for listener, known in zip(listeners, before, strict=True):
+                listener.changed(module, given if is_of_one else None, known)
             return result
 
         return run

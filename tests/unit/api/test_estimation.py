@@ -78,7 +78,8 @@ def test_estimate_when_made_then_parts_are_in_order_and_the_sizes_those_of_the_m
     seconds = [each.seconds for each in found.times]
     assert seconds == sorted(seconds, reverse=True)
     assert found.fits(found.smallest_budget_bytes)
-    assert not found.fits(found.smallest_budget_bytes - 1)
+    assert found.fits(found.streamed_budget_bytes)
+    assert not found.fits(found.streamed_budget_bytes - 1)
 
 
 def test_estimate_when_the_model_is_made_before_or_after_install_then_the_same() -> None:

@@ -26,7 +26,7 @@ SK_NO_ANALYSIS static void disk_after_fork(void *owner) {
 }
 
 SK_NO_ANALYSIS sk_status sk__disk_open(const char *folder, size_t limit_bytes, sk__disk **out) {
-    if (folder == NULL || folder[0] == '\0') {
+    if (folder != NULL && folder[0] == '\0') {
         return sk__fail(SK_INVALID, "disk: expected a folder");
     }
     sk__disk *disk = calloc(1, sizeof *disk);
@@ -64,6 +64,10 @@ SK_NO_ANALYSIS void sk__disk_close(sk__disk *disk) {
     sk__disk_stop(disk);
     sk__fork_unregister(&disk->fork_node);
     sk__file_close(&disk->file);
+    while (disk->sources != NULL) {
+        disk->sources->extents = 1;
+        sk__source_give(&disk->sources, disk->sources);
+    }
     sk__extents_free(&disk->extents);
     (void)pthread_cond_destroy(&disk->work);
     (void)pthread_cond_destroy(&disk->grown);
@@ -209,6 +213,8 @@ sk_status sk__disk_reserve(sk__disk *disk, size_t nbytes, sk__extent *out) {
     sk_status status = SK_OK;
     if (disk->is_copy) {
         status = sk__fail(SK_UNSUPPORTED, "disk: a forked child cannot use the parent's file");
+    } else if (disk->file.folder == NULL) {
+        status = sk__fail(SK_OUT_OF_DISK, "disk: there is no folder for a file");
     } else {
         status = disk_acquire(disk, nbytes, &tile);
     }
@@ -223,11 +229,25 @@ sk_status sk__disk_reserve(sk__disk *disk, size_t nbytes, sk__extent *out) {
     return status;
 }
 
+sk_status sk__disk_borrow(sk__disk *disk, const char *path, uint64_t offset, size_t nbytes,
+                          sk__extent *out) {
+    sk__source *source = NULL;
+    sk__lock(&disk->lock);
+    sk_status status = sk__source_take(&disk->sources, path, offset + nbytes, &source);
+    sk__unlock(&disk->lock);
+    if (status == SK_OK) {
+        *out = (sk__extent){.offset = offset, .nbytes = nbytes, .source = source};
+    }
+    return status;
+}
+
 void sk__disk_release(sk__disk *disk, sk__extent extent) {
     sk__lock(&disk->lock);
     bool is_ours = sk__extents_own(&disk->extents, &extent);
     sk_assert(is_ours);
-    if (is_ours) {
+    if (extent.source != NULL) {
+        sk__source_give(&disk->sources, extent.source);
+    } else if (is_ours) {
         sk__extents_put(&disk->extents, extent.tile, SK_TILE_KEPT);
     }
     sk__unlock(&disk->lock);

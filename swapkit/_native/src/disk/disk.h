@@ -6,13 +6,17 @@
  * it goes back to the file system by sk__disk_trim(), and automatically when the limit or a full
  * file system leaves no other way. Nothing of the file remains after the process, however it ends.
  *
+ * Or an extent is a part of a file of others, whose bytes are already there: it takes no space.
+ * Writing to it compares the bytes with the file's; reading from it fails if they are not those any
+ * more.
+ *
  * A *request* writes or reads one extent. Requests are cut into pieces that several threads of our
  * own take in turn, so a large one uses all of them. While both directions have requests they
  * alternate. Requests have no order: read written bytes only after done() of the write.
  *
  * Files: disk.c the handle; queue.c requests and threads; extents.c the parts of the file; file.c
- * the file; system.c the system calls. One lock per disk guards all mutable
- * state. It is a leaf: nothing is called with it held.
+ * the file; source.c files of others; system.c the system calls. One lock per disk guards all
+ * mutable state. It is a leaf: nothing is called with it held.
  *
  * Forked children: the file is the parent's. Reserving, submitting and trimming are SK_UNSUPPORTED
  * there. Releasing and closing work. done() is not called for requests from before the fork. */
@@ -25,11 +29,14 @@ enum { SK_DISK_TEXT_BYTES = 256 };
 
 typedef struct sk__disk sk__disk;
 
-/* Owned: sk__disk_release(). A value, but only the disk can make one: `tile` is its own record. */
+/* Owned: sk__disk_release(). A value, but only the disk can make one: `tile` and `source` are its
+ * own records. */
 typedef struct sk__extent {
     uint64_t offset;
     size_t nbytes; /* the request, rounded up to whole blocks of the file */
     struct sk__tile *tile;
+    struct sk__source *source; /* the file of others; NULL: the disk's own */
+    uint64_t digest;           /* of the bytes there, by a write */
 } sk__extent;
 
 typedef enum sk__disk_way { SK_DISK_WRITE, SK_DISK_READ, SK_DISK_WAYS } sk__disk_way;
@@ -40,8 +47,9 @@ typedef struct sk__disk_request {
     sk__disk_way way;
     void *memory;      /* only read from by a write; best aligned to sk__disk_alignment() */
     size_t nbytes;     /* > 0, at most the extent's */
-    sk__extent extent; /* transferred from its start on */
-    /* Called once, on a thread of the disk, with no lock held. The request is the caller's again,
+    sk__extent extent; /* transferred from its start on; a write notes the digest of a source */
+    /* Called once, on a thread of the disk, with no lock held. SK_INVALID: a file of others has
+     * other bytes. The request is the caller's again,
      * so done() may submit it again or free it. It may call anything but sk__disk_close(). */
     void (*done)(struct sk__disk_request *request, sk_status status);
     void *context;
@@ -50,6 +58,7 @@ typedef struct sk__disk_request {
     struct sk__disk_request *next;
     size_t claimed_bytes; /* already cut into pieces */
     size_t moved_bytes;
+    uint64_t digest; /* of the bytes moved so far, if there is a source */
     unsigned pieces; /* under way */
     sk_status status;
 } sk__disk_request;
@@ -62,7 +71,7 @@ typedef struct sk__disk_stats {
     bool is_direct;                     /* past the page cache */
 } sk__disk_stats;
 
-/* folder       where the file is made; read once.
+/* folder       where the file is made; read once. NULL: no file, for files of others only.
  * limit_bytes  most bytes that the file takes, never exceeded (the file system's own bookkeeping
  *              for them is not counted); 0: none.
  * out          owned: sk__disk_close().
@@ -77,8 +86,12 @@ void sk__disk_close(sk__disk *disk);
  * Threads  any. Asks the file system unless released space fits, which may wait for pieces under
  *          way; never calls back. */
 SK_NODISCARD sk_status sk__disk_reserve(sk__disk *disk, size_t nbytes, sk__extent *out);
+/* Make an extent of `nbytes` at `offset` of the file at `path`. SK_DISK_FAILED: it cannot be read;
+ * SK_INVALID: it is too short, or no file; SK_OUT_OF_HOST_MEMORY. Threads: any. */
+SK_NODISCARD sk_status sk__disk_borrow(sk__disk *disk, const char *path, uint64_t offset,
+                                       size_t nbytes, sk__extent *out);
 /* Release an extent; its space may be reserved again at once. No request for it may be under way.
- * Threads: any; allocates nothing, makes no system call. */
+ * Threads: any; allocates nothing. */
 void sk__disk_release(sk__disk *disk, sk__extent extent);
 
 /* Queue a request. On failure nothing is queued and done() is not called: SK_INVALID,

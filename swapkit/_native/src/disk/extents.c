@@ -210,8 +210,9 @@ void sk__extents_put(sk__extents *extents, sk__tile *tile, sk__tile_state state)
 bool sk__extents_own(const sk__extents *extents, const sk__extent *extent) {
     const sk__tile *tile = extent->tile;
     (void)extents; /* whose lock guards the tile */
-    return tile != NULL && tile->state == SK_TILE_USED && tile->offset == extent->offset &&
-           tile->nbytes == extent->nbytes;
+    return extent->source != NULL ||
+           (tile != NULL && tile->state == SK_TILE_USED && tile->offset == extent->offset &&
+            tile->nbytes == extent->nbytes);
 }
 
 /* ---- check ----------------------------------------------------------------------------------- */

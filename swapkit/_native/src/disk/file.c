@@ -76,6 +76,10 @@ static void find_alignment(sk__file *file) {
 }
 
 sk_status sk__file_open(sk__file *file, const char *folder) {
+    if (folder == NULL) {
+        *file = (sk__file){.fd = -1, .block_bytes = LEAST_BLOCK_BYTES};
+        return SK_OK;
+    }
     char *copy = strdup(folder);
     if (copy == NULL) {
         return sk__fail(SK_OUT_OF_HOST_MEMORY, "disk: no host memory for a path");

@@ -10,13 +10,14 @@ enum { SK_BOUNCE_BYTES = 256 * 1024 }; /* of each thread's buffer for unaligned 
 
 typedef struct sk__file {
     int fd;                  /* -1: closed */
-    char *folder;            /* for texts */
+    char *folder;            /* for texts; NULL: there is no file */
     size_t block_bytes;      /* offsets and sizes of extents are multiples; a power of two */
     size_t memory_alignment; /* of memory for direct I/O */
     atomic_bool is_direct;   /* only ever switched off */
     atomic_bool can_allocate;
 } sk__file;
 
+/* folder  NULL: no file. */
 sk_status sk__file_open(sk__file *file, const char *folder);
 void sk__file_close(sk__file *file);
 /* Close the file in a forked child, and do no more. */

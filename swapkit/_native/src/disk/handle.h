@@ -6,6 +6,7 @@
 #include "disk/disk.h"
 #include "disk/extents.h"
 #include "disk/file.h"
+#include "disk/source.h"
 
 enum { SK_DISK_THREADS = 4, SK_PIECE_BYTES = 4 * 1024 * 1024 };
 
@@ -30,6 +31,7 @@ struct sk__disk {
     bool growing SK_GUARDED_BY(lock);  /* one thread at a time asks for space or gives it back */
     bool stopping SK_GUARDED_BY(lock); /* threads end when nothing is queued */
     sk__extents extents SK_GUARDED_BY(lock);
+    sk__source *sources SK_GUARDED_BY(lock);
     size_t peak_bytes SK_GUARDED_BY(lock);
     uint64_t moved_bytes[SK_DISK_WAYS] SK_GUARDED_BY(lock);
     sk__disk_queue queues[SK_DISK_WAYS] SK_GUARDED_BY(lock);

@@ -51,7 +51,8 @@ static sk__disk_request *piece_take(sk__disk *disk, sk__piece *out) SK_REQUIRES(
                        .memory = (char *)request->memory + claimed,
                        .nbytes = sk__min(request->nbytes - claimed, SK_PIECE_BYTES),
                        .offset = request->extent.offset + claimed};
-    sk_assert(out->nbytes > 0 && out->offset % disk->file.block_bytes == 0);
+    sk_assert(out->nbytes > 0 &&
+              (request->extent.source != NULL || out->offset % disk->file.block_bytes == 0));
     request->claimed_bytes += out->nbytes;
     request->pieces++;
     if (request->claimed_bytes == request->nbytes) {
@@ -60,14 +61,38 @@ static sk__disk_request *piece_take(sk__disk *disk, sk__piece *out) SK_REQUIRES(
     return request;
 }
 
+static sk_status piece_move(sk__disk *disk, const sk__disk_request *request, const sk__piece *piece,
+                            char *bounce, uint64_t *digest) {
+    const sk__source *source = request->extent.source;
+    return source == NULL ? sk__file_move(&disk->file, piece, bounce)
+                          : sk__source_move(source, piece, piece->offset - request->extent.offset,
+                                            bounce, digest);
+}
+
+/* Note or check the digest of a part of a file of others. */
+static void digest_settle(sk__disk_request *request) {
+    if (request->extent.source == NULL || request->status != SK_OK) {
+        return;
+    }
+    if (request->way == SK_DISK_WRITE) {
+        request->extent.digest = request->digest;
+    } else if (request->digest != request->extent.digest) {
+        request->status = SK_INVALID;
+        (void)snprintf(request->text, sizeof request->text,
+                       "disk: %.120s has been changed since it was loaded: the bytes are lost",
+                       request->extent.source->path);
+    }
+}
+
 /* End a piece. True if it was the request's last: the caller must call done(). */
-static bool piece_settle(sk__disk *disk, sk__disk_request *request, size_t nbytes, sk_status status)
-    SK_REQUIRES(disk->lock) {
+static bool piece_settle(sk__disk *disk, sk__disk_request *request, const sk__piece *piece,
+                         uint64_t digest, sk_status status) SK_REQUIRES(disk->lock) {
     sk_assert(request->pieces > 0 && request->claimed_bytes <= request->nbytes);
     request->pieces--;
     if (status == SK_OK) {
-        request->moved_bytes += nbytes;
-        disk->moved_bytes[request->way] += nbytes;
+        request->moved_bytes += piece->nbytes;
+        request->digest += digest;
+        disk->moved_bytes[request->way] += piece->nbytes;
     } else if (request->status == SK_OK) {
         request->status = status;
         (void)snprintf(request->text, sizeof request->text, "%s", sk_error_text());
@@ -79,6 +104,9 @@ static bool piece_settle(sk__disk *disk, sk__disk_request *request, size_t nbyte
     }
     bool is_last = request->pieces == 0 && request->claimed_bytes == request->nbytes;
     sk_assert(!is_last || request->status != SK_OK || request->moved_bytes == request->nbytes);
+    if (is_last) {
+        digest_settle(request);
+    }
     return is_last;
 }
 
@@ -96,9 +124,10 @@ static void *worker_main(void *argument) {
         sk__piece piece;
         sk__disk_request *request = piece_take(disk, &piece);
         sk__unlock(&disk->lock);
-        sk_status status = sk__file_move(&disk->file, &piece, worker->bounce);
+        uint64_t digest = 0;
+        sk_status status = piece_move(disk, request, &piece, worker->bounce, &digest);
         sk__lock(&disk->lock);
-        if (piece_settle(disk, request, piece.nbytes, status)) {
+        if (piece_settle(disk, request, &piece, digest, status)) {
             sk__unlock(&disk->lock);
             sk_assert(request->status == SK_OK || request->text[0] != '\0');
             request->done(request, request->status); /* the request is the caller's from here on */
@@ -160,6 +189,7 @@ sk_status sk__disk_submit(sk__disk *disk, sk__disk_request *request) {
     if (status == SK_OK) {
         request->text[0] = '\0';
         request->claimed_bytes = request->moved_bytes = 0;
+        request->digest = 0;
         request->pieces = 0;
         request->status = SK_OK;
         queue_append(&disk->queues[request->way], request);

@@ -138,7 +138,7 @@ sk_status sk_sched_check(sk_sched *sched) {
     if (status == SK_OK) {
         status = sk_pool_check(sched->host);
     }
-    if (status == SK_OK && sched->disk != NULL) {
+    if (status == SK_OK) {
         status = sk__disk_check(sched->disk);
     }
     sk__leave(sched);

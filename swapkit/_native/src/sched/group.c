@@ -23,7 +23,7 @@ sk_status sk_group_create(sk_sched *sched, size_t nbytes, sk_tier tier, sk_group
     if (tier != SK_TIER_ANY && tier != SK_TIER_HOST && tier != SK_TIER_DISK) {
         return sk__fail(SK_INVALID, "scheduler: there is no tier %d", (int)tier);
     }
-    if (tier == SK_TIER_DISK && sched->disk == NULL) {
+    if (tier == SK_TIER_DISK && !sched->has_folder) {
         return sk__fail(SK_INVALID, "scheduler: no disk was given for copies");
     }
     sk_group *group = calloc(1, sizeof *group);
@@ -47,6 +47,17 @@ sk_status sk_group_create(sk_sched *sched, size_t nbytes, sk_tier tier, sk_group
 }
 
 void sk_group_label(sk_group *group, uint32_t tag) { group->tag = tag; }
+
+sk_status sk_group_borrow(sk_group *group, const char *path, uint64_t offset) {
+    sk_sched *sched = group->sched;
+    sk__enter(sched);
+    sk_status status = state_require(group, SK_GROUP_RESIDENT, "given a file");
+    if (status == SK_OK) {
+        status = sk__disk_borrow(sched->disk, path, offset, group->nbytes, &group->extent);
+    }
+    sk__leave(sched);
+    return status;
+}
 
 void sk__group_reap(sk_sched *sched, sk_group *group) {
     if (!group->orphan || group->phase == SK_RUNNING || sk__in_transit(group)) {
@@ -181,6 +192,7 @@ sk_status sk_group_copy_out(sk_group *group, const void *device, void *owner, ui
     sk_sched *sched = group->sched;
     sk__enter(sched);
     sk_status status = transfer_permit(group, SK_GROUP_RESIDENT, device, "copied out");
+    sched->requests++;
     if (status == SK_OK) {
         status = sk__host_take(sched, group, SK_WAY_OUT);
         status = status == SK_NOT_READY ? SK_OK : status; /* it waits in the queue */

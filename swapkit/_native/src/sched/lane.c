@@ -96,7 +96,7 @@ sk_status sk__lane_open(sk_sched *sched, sk__way way) {
     lane->way = way;
     (void)pthread_cond_init(&lane->work, NULL);
     sk_status status = sk_stream_create(sched->backend, &lane->stream);
-    if (status == SK_OK && sched->disk != NULL) {
+    if (status == SK_OK && sched->has_folder) {
         status = pump_start(sched, way); /* later there may be no memory for a thread */
     }
     return status;
@@ -241,7 +241,8 @@ static void running_end(sk_sched *sched, sk_group *group, sk_status status)
         sk__stamp_note(sched, group, status);
     }
     transfer_end(sched, group, status, sk_error_text());
-    bool to_disk = group->way == SK_WAY_OUT && group->tier == SK_TIER_DISK && !group->orphan;
+    bool is_there = group->tier == SK_TIER_DISK || group->extent.source != NULL;
+    bool to_disk = group->way == SK_WAY_OUT && is_there && !group->orphan;
     if (status == SK_OK && to_disk) {
         /* If the write cannot start, the copy stays on the host. */
         sk__ignore(sk__tier_write(sched, group));

@@ -297,11 +297,9 @@ void sk_sched_stats_get(sk_sched *sched, sk_sched_stats *out) {
     out->host_bytes = (size_t)host.allocated_bytes[0].current;
     out->host_reserved_bytes = (size_t)host.reserved_bytes[0].current;
     out->host_peak_bytes = (size_t)host.reserved_bytes[0].peak;
-    if (sched->disk != NULL) {
-        sk__disk_stats disk;
-        sk__disk_stats_get(sched->disk, &disk);
-        out->disk_bytes = disk.in_use_bytes;
-        out->disk_peak_bytes = disk.peak_bytes;
-    }
+    sk__disk_stats disk;
+    sk__disk_stats_get(sched->disk, &disk);
+    out->disk_bytes = disk.in_use_bytes;
+    out->disk_peak_bytes = disk.peak_bytes;
     sk__leave(sched);
 }

@@ -87,6 +87,8 @@ struct sk_group {
     sk__place place;
     void *host;
     bool has_extent;
+    uint64_t
+        failed_for; /* the number of requests at a failed write: it is tried again for others */
     sk__extent extent;
     sk__disk_request request;
 };
@@ -120,9 +122,11 @@ struct sk_sched {
     size_t host_limit_bytes; /* SK_NO_LIMIT: none set */
     size_t host_bytes;       /* in use for copies, as allocated */
     size_t reserve_bytes;    /* kept free for reading: at least the largest copy on the disk */
-    sk__disk *disk;          /* NULL: none */
-    size_t host_rounding;    /* of host memory, for the disk: see sk__host_open() */
+    sk__disk *disk;
+    bool has_folder;      /* otherwise the disk has files of others only */
+    size_t host_rounding; /* of host memory, for the disk: see sk__host_open() */
     uint32_t nreads, nwrites;
+    uint64_t requests; /* for copies out, from 1 */
     sk__lane_of_copies lanes[SK_WAYS];
     uint32_t copies_in_flight; /* 0: by their bytes */
     uint64_t ticket;

@@ -5,7 +5,10 @@
  * next ones are read ahead as far as the host has room. A reserve as large as the largest copy on
  * the disk is kept free from copies on their way out, so that any copy on the disk can always be
  * read: copies that cannot be dropped never take more than the rest. A copy that was read keeps its
- * extent, and costs nothing to drop again. */
+ * extent, and costs nothing to drop again.
+ *
+ * The extent of a borrowed part of a file is there from the beginning: writing compares. If the
+ * bytes are the same, the host's copy is spare without any disk folder. */
 #include "sched/sched.h"
 #include "swapkit_devices.h"
 
@@ -60,13 +63,14 @@ sk_status sk__host_open(sk_sched *sched, const sk_sched_params *params) {
                                   ? SK_NO_LIMIT
                                   : sk__min(params->host_limit_bytes, SK_NO_LIMIT);
     sk_status status = host_backend_open(sched, params);
-    if (status == SK_OK && params->disk_folder != NULL) {
+    sched->has_folder = params->disk_folder != NULL;
+    if (status == SK_OK) {
         status = sk__disk_open(params->disk_folder, params->disk_limit_bytes, &sched->disk);
     }
     if (status != SK_OK) {
         return status;
     }
-    if (sched->disk != NULL) {
+    if (sched->has_folder) {
         sched->host_rounding =
             sk__max(sk__disk_alignment(sched->disk), sched->host_backend->ops.granule_bytes);
     }
@@ -85,9 +89,7 @@ void sk__host_close(sk_sched *sched) {
 void sk_sched_trim(sk_sched *sched) {
     sk__enter(sched);
     sk__ignore(sk_pool_trim(sched->host)); /* the rest stays for later */
-    if (sched->disk != NULL) {
-        sk__ignore(sk__disk_trim(sched->disk));
-    }
+    sk__ignore(sk__disk_trim(sched->disk));
     sk__leave(sched);
 }
 
@@ -106,15 +108,23 @@ static void host_give(sk_sched *sched, sk_group *group) SK_REQUIRES(sched->lock)
     (void)pthread_cond_broadcast(&sched->changed);
 }
 
+static void extent_drop(sk_sched *sched, sk_group *group) SK_REQUIRES(sched->lock) {
+    if (group->has_extent || group->extent.source != NULL) {
+        sk__disk_release(sched->disk, group->extent);
+    }
+    group->has_extent = false;
+    group->extent = (sk__extent){0};
+}
+
 void sk__copy_drop(sk_sched *sched, sk_group *group) {
     sk_assert(!sk__in_transit(group) && group->phase != SK_RUNNING);
     if (group->host != NULL) {
         host_give(sched, group);
     }
-    if (group->has_extent) {
-        sk__disk_release(group->sched->disk, group->extent);
-        group->has_extent = false;
+    if (group->extent.source == NULL || group->orphan) {
+        extent_drop(sched, group);
     }
+    group->has_extent = false;
     group->place = SK_NOWHERE;
 }
 
@@ -125,7 +135,8 @@ static size_t room_bytes(const sk_sched *sched) SK_REQUIRES(sched->lock) {
 
 /* Whether a group's copy may live on the disk alone. */
 static bool is_movable(const sk_group *group) {
-    return group->sched->disk != NULL && group->tier != SK_TIER_HOST;
+    return (group->sched->has_folder || group->extent.source != NULL) &&
+           group->tier != SK_TIER_HOST && group->failed_for != group->sched->requests;
 }
 
 /* Whether the host's copy of a group may go: it is not in use, and it may live on the disk. */
@@ -194,7 +205,7 @@ static sk_status host_refuse(const sk_sched *sched, size_t nbytes) SK_REQUIRES(s
                         "no host memory for a copy of %zu bytes beside %zu bytes of other copies",
                         nbytes, sched->host_bytes);
     }
-    if (sched->disk == NULL) {
+    if (!sched->has_folder) {
         return sk__fail(SK_OUT_OF_HOST_MEMORY,
                         "no host memory for a copy of %zu bytes: %zu of the limit of %zu bytes are "
                         "in use and no disk was given; raise host_limit",
@@ -213,10 +224,7 @@ static sk_status room_make(sk_sched *sched, sk_group *asking, size_t nbytes)
     if (room_bytes(sched) >= nbytes) {
         return SK_OK;
     }
-    sk_status status = SK_OUT_OF_HOST_MEMORY;
-    if (sched->disk != NULL) {
-        status = spares_write(sched, nbytes);
-    }
+    sk_status status = spares_write(sched, nbytes);
     if (status == SK_NOT_READY || is_room_coming(sched, asking)) {
         return SK_NOT_READY;
     }
@@ -287,12 +295,17 @@ static void write_done(sk__disk_request *request, sk_status status) {
     sched->nwrites--;
     group->place = SK_ON_HOST;
     if (status != SK_OK) {
-        sk__disk_release(sched->disk, group->extent);
+        bool is_other = status == SK_INVALID; /* the file of others: the folder may do instead */
+        group->failed_for = is_other ? 0 : sched->requests;
+        if (is_other || group->extent.source == NULL) {
+            extent_drop(sched, group);
+        }
         group->has_extent = false;
-        group->tier = SK_TIER_HOST; /* do not try the disk again */
     } else {
-        sched->stats.written_bytes += group->nbytes;
-        if (is_spare(group)) { /* otherwise it is needed on the device just now */
+        group->extent = request->extent;
+        sched->stats.written_bytes += group->extent.source == NULL ? group->nbytes : 0;
+        if (is_spare(group) &&
+            group->extent.source == NULL) { /* otherwise it is needed on the device just now */
             host_give(sched, group);
             group->place = SK_ON_DISK;
         }
@@ -312,6 +325,7 @@ static void read_done(sk__disk_request *request, sk_status status) {
     if (status != SK_OK) {
         host_give(sched, group);
         if (group->phase == SK_WAITING) {
+            status = status == SK_INVALID ? SK_DISK_FAILED : status;
             sk__lane_fail(sched, group, status, request->text);
         }
     }
@@ -335,14 +349,18 @@ static void request_fill(sk_group *group, sk__disk_way way) {
 
 sk_status sk__tier_write(sk_sched *sched, sk_group *group) {
     sk_assert(group->place == SK_ON_HOST && !group->has_extent);
-    sk_status status = sk__disk_reserve(sched->disk, group->nbytes, &group->extent);
+    sk_status status = SK_OK;
+    if (group->extent.source == NULL) {
+        status = sk__disk_reserve(sched->disk, group->nbytes, &group->extent);
+    }
     if (status != SK_OK) {
         return status;
     }
     request_fill(group, SK_DISK_WRITE);
     status = sk__disk_submit(sched->disk, &group->request);
     if (status != SK_OK) {
-        sk__disk_release(sched->disk, group->extent);
+        group->has_extent = true;
+        extent_drop(sched, group);
         return status;
     }
     group->has_extent = true;
@@ -394,7 +412,7 @@ static sk_group *soonest_find(const sk_sched *sched) SK_REQUIRES(sched->lock) {
 }
 
 void sk__tier_read_ahead(sk_sched *sched) {
-    while (sched->disk != NULL && sched->nreads < READS_AHEAD && !is_starving(sched)) {
+    while (sched->nreads < READS_AHEAD && !is_starving(sched)) {
         sk_group *soonest = soonest_find(sched);
         if (soonest == NULL || room_bytes(sched) < host_bytes_of(soonest) + sched->reserve_bytes) {
             return;

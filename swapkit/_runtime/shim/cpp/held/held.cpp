@@ -237,12 +237,25 @@ bool bring_next(Held *held) {
 
 // ---- which storages are held --------------------------------------------------------------------
 
+// Return whether the program holds a storage no more.
+static bool is_dead(const Held *held) {
+    const Group *group = held->group;
+    if (group_state(group) == SK_GROUP_COPYING_IN) {
+        return false;
+    }
+    return group->weak != nullptr ? c10::raw::weak_intrusive_ptr::use_count(group->weak) == 0
+                                  : count_holders(group->storage) == 1;
+}
+
 bool forget_held(Mover *mover, Held *held) {
     std::unique_ptr<Held> owned;
     {
         std::lock_guard guard(held_lock);
         if (held->pins != 0) {
             return false;
+        }
+        if (is_dead(held)) {
+            forget_file(held->group->key.storage);
         }
         seal(held, false);
         HeldOrder &order = mover->books->held;
@@ -266,16 +279,6 @@ bool forget_held(Mover *mover, Held *held) {
 }
 
 namespace {
-
-// Return whether the program holds a storage no more.
-bool is_dead(const Held *held) {
-    const Group *group = held->group;
-    if (group_state(group) == SK_GROUP_COPYING_IN) {
-        return false;
-    }
-    return group->weak != nullptr ? c10::raw::weak_intrusive_ptr::use_count(group->weak) == 0
-                                  : count_holders(group->storage) == 1;
-}
 
 // Forget dead storages; return the bytes that this frees.
 std::size_t sweep(Mover *mover) {

@@ -26,6 +26,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <string>
 #include <vector>
 
 namespace swapkit {
@@ -108,6 +109,25 @@ int is_sealed(std::size_t storage);
 // Return how many bytes an operator on lists should use at once, judging by one of their tensors;
 // 0: its storage is not held.
 std::size_t held_most_bytes(const c10::TensorImpl &tensor);
+
+// A part of a file; without a path: none.
+struct FilePart {
+    std::string path;
+    std::uint64_t offset = 0;
+};
+
+// Return whether copying a tensor into another one fills the storage of that one, which may be
+// held.
+bool is_filled_by(const c10::TensorImpl &target, const c10::TensorImpl &source);
+// Return the part of a file that is mapped at a tensor's bytes. Any thread, without the GIL.
+FilePart file_of(c10::TensorImpl &tensor);
+// Note that a tensor's storage has been filled with it. Any thread, without the GIL.
+void held_loaded(const c10::TensorImpl &tensor, FilePart part);
+// The same two for Python: a path and an offset, or None. None, false: an exception is set.
+Ref<> held_file(Mover *mover, PyObject *tensor);
+bool note_file(Mover *mover, PyObject *tensor, PyObject *path, std::uint64_t offset);
+// Let the copy of a new native group be the part of the file that its storage was filled with.
+void lend_file(const Group *group);
 
 // Note that a handle of a saved tensor has an alias of a held storage. Return whether it is one.
 bool held_aliased(const c10::TensorImpl *alias);

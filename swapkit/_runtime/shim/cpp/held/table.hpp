@@ -70,6 +70,9 @@ bool is_due(const HeldOrder &order, const Held *running);
 // Forget a plan, which knows all storages, and what it lets happen.
 void forget_plan(HeldOrder &order);
 
+// Forget which file a storage was loaded from.
+void forget_file(const c10::StorageImpl *storage);
+
 // ---- it is not ----
 
 // Return whether the bytes of a storage are on the device.

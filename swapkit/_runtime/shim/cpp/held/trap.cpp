@@ -86,15 +86,16 @@ bool is_each(const c10::OperatorHandle &op) {
 
 struct Kind {
     Access access;
-    bool is_collective, is_each;
+    bool is_collective, is_each, is_copy;
 };
 
 const Kind &kind_of(const c10::OperatorHandle &op) {
     thread_local std::unordered_map<const c10::FunctionSchema *, Kind> known;
     auto found = known.find(&op.schema());
     if (found == known.end()) {
-        found = known.emplace(&op.schema(), Kind{find_access(op), is_collective(op), is_each(op)})
-                    .first;
+        bool is_copy = op.schema().name() == "aten::copy_";
+        Kind kind{find_access(op), is_collective(op), is_each(op), is_copy};
+        found = known.emplace(&op.schema(), kind).first;
     }
     return found->second;
 }
@@ -219,9 +220,19 @@ void trap(const c10::OperatorHandle &op, c10::DispatchKeySet keyset, torch::jit:
     if (kind.is_collective) {
         uses.keep();
     }
+    FilePart part;
+    if (kind.is_copy) {
+        c10::TensorImpl *source = (*stack)[first + 1].unsafeToTensorImpl();
+        if (is_filled_by(*(*stack)[first].unsafeToTensorImpl(), *source)) {
+            part = file_of(*source);
+        }
+    }
     Running counted(!uses.is_empty());
     op.redispatchBoxed(keyset & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, taken.load()),
                        stack);
+    if (!part.path.empty()) {
+        held_loaded(*stack->back().toTensor().unsafeGetTensorImpl(), std::move(part));
+    }
 }
 
 } // namespace

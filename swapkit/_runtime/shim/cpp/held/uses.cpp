@@ -163,6 +163,9 @@ Held *HeldUses::pin(const c10::StorageImpl *storage) {
 
 void HeldUses::add(const c10::StorageImpl *storage, bool writes, bool is_expected) {
     std::lock_guard guard(held_lock);
+    if (writes) {
+        forget_file(storage);
+    }
     if (Held *held = pin(storage)) {
         if (writes) {
             count_write(held);

@@ -164,6 +164,9 @@ static bool begin(Mover *mover, Group *group) {
         return false;
     }
     links.sk_group_label(group->native, group->tag);
+    if (group->is_held != 0) {
+        lend_file(group);
+    }
     group->part_bytes = part;
     group->nbytes = nbytes;
     group->state_at = links.sk_group_state_at(group->native);

@@ -18,6 +18,7 @@ namespace swapkit {
     X(sk_group_destroy)                                                                            \
     X(sk_group_label)                                                                              \
     X(sk_group_state_at)                                                                           \
+    X(sk_group_borrow)                                                                             \
     X(sk_group_copy_out)                                                                           \
     X(sk_group_has_copy)                                                                           \
     X(sk_group_finish_out)                                                                         \
