@@ -78,7 +78,7 @@ def find_needs(swapper: Swapper, asked_bytes: int, began_bytes: int) -> StepNeed
     small_bytes = sum(each for each in resident if each < swapper.evictor.min_bytes)
     given = 0 if device.pool is None else device.pool.stats().get("largest_given_bytes", 0)
     return StepNeeds(
-        parameters=own_bytes,
+        parameters=max(0, own_bytes - swapper.mover.held[0]),  # without those that leave
         gradients=_add_up(trainable, device),
         states=state_bytes + sum(_count_missing(each, device) for each in optimizers),
         others=max(0, began_bytes - own_bytes - state_bytes) + small_bytes,
