@@ -21,7 +21,7 @@ HOW = (
 )
 LOOK = "import torch; print(torch.version.cuda or '')"
 WARM_UP = "import swapkit; swapkit.install(device='cuda')"
-MACHINES = ("H100", "H200")  # of tests/cuda/driver/rates.c
+MACHINES = ("H100", "H200", "RTX4090")  # of tests/cuda/driver/rates.c
 SLOWNESS = 2.2  # of the host of the H100 that was measured, beside this one's kind
 BUILD_SECONDS = 600.0
 

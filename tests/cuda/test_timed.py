@@ -194,6 +194,18 @@ def test_device_when_its_rates_differ_then_it_has_another_name() -> None:
     assert names[2] == "Virtual H100, host 2.2"
 
 
+def test_device_when_it_is_an_rtx_4090_then_torch_takes_it_for_one() -> None:
+    lines = run(
+        """
+        found = torch.cuda.get_device_properties(0)
+        print(found.name, found.major, found.minor, found.multi_processor_count)
+        print(found.total_memory >> 20, torch.cuda.mem_get_info()[1] == found.total_memory)
+        """,
+        CUSIM_MACHINE="RTX4090",
+    )
+    assert lines == ["Virtual RTX4090, host 1 8 9 128", "24217 True"]
+
+
 def test_machine_when_swapkit_measures_it_then_it_is_the_tables() -> None:
     lines = run(
         """
