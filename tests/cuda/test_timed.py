@@ -176,11 +176,13 @@ def test_memory_when_more_than_this_machine_has_then_none_of_it_is_touched() -> 
         pinned.copy_(x, non_blocking=True)
         pageable = x[: 12 << 30].cpu()
         print(pageable[12345].item(), pageable.numel() >> 30)
+        copied = torch.empty(60 << 30, dtype=torch.uint8).pin_memory()
+        print(copied.is_pinned(), copied.numel() >> 30, torch.ones(8).pin_memory().sum().item())
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 4 << 20)
         """,
         CUSIM_HOST_MEMORY="200G",
     )
-    assert lines == ["200 79", "0 12", "True"]
+    assert lines == ["200 79", "0 12", "True 60 8.0", "True"]
 
 
 def test_device_when_its_rates_differ_then_it_has_another_name() -> None:
