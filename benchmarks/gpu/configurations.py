@@ -61,6 +61,8 @@ class Setup:
     policy: str = "auto"  # of that session
     prefetch: int = 0  # 0: none
     offload: bool = False  # whether swapkit swaps everything
+    layers: int = 0  # of the shape that are trained; 0: all
+    memory_bytes: int = 0  # of a virtual device; 0: as much as the machine has
     native: bool = False  # whether torch's own allocator stays below swapkit
     share: float = 1.0  # of the activations that compiled code may save
     backend: str = ""  # that compiles the whole model; none: eager code
@@ -180,6 +182,11 @@ def fsdp2_offload(_setup: Setup, model: torch.nn.Module) -> Method:
     return Method()
 
 
+def fsdp2_recompute(setup: Setup, model: torch.nn.Module) -> Method:
+    recompute(setup, model)
+    return fsdp2_offload(setup, model)
+
+
 def torchao_offload(_setup: Setup, model: torch.nn.Module) -> Method:
     """Keep the optimizer's states on the host, and step there."""
     from torchao.optim import CPUOffloadOptimizer  # type: ignore[import-not-found]
@@ -207,7 +214,8 @@ def ramtorch(setup: Setup, model: torch.nn.Module) -> Method:
         loss: torch.Tensor = result.loss
         return loss
 
-    make = partial(torch.optim.AdamW, offloaded.parameters(), fused=True, lr=1e-4)
+    trained = [each for each in offloaded.parameters() if each.requires_grad]
+    make = partial(torch.optim.AdamW, trained, fused=True, lr=1e-4)
     return Method(run=run, make_optimizer=make)
 
 
@@ -243,10 +251,12 @@ METHODS: dict[str, Callable[[Setup, torch.nn.Module], Method]] = {
     "torchtune": partial(library, "torchtune"),
     "trl": partial(library, "trl"),
     "fsdp2_offload": fsdp2_offload,
+    "fsdp2_recompute": fsdp2_recompute,
     "torchao_offload": torchao_offload,
     "ramtorch": ramtorch,
     "compile": compiled,
     "swapkit": swapped,
     "overhead": swapped,
 }
+MOVES_WEIGHTS = ("swapkit", "fsdp2_offload", "fsdp2_recompute", "ramtorch")  # of frozen models
 SWAPKIT_METHODS = ("swapkit", "overhead")

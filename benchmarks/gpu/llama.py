@@ -31,6 +31,7 @@ class Shape:
     vocabulary: int
     tokens: int
     library: str = "plain torch"  # or "transformers"
+    rank: int = 0  # of adapters, which then alone are trained; 0: everything is
 
 
 def about_1b(tokens: int, library: str = "plain torch") -> Shape:
@@ -66,6 +67,27 @@ SHAPES = {
     "8b_8k": blocks_of_8b(8192),
     "8b_32k": blocks_of_8b(32768),
     "hf_1b_4k": about_1b(4096, "transformers"),
+    # Llama 2 7B and Qwen 2.5 32B, whose adapters are trained.
+    "7b_lora": Shape(
+        layers=32,
+        width=4096,
+        heads=32,
+        key_heads=32,
+        hidden=11008,
+        vocabulary=32000,
+        tokens=4096,
+        rank=16,
+    ),
+    "32b_lora": Shape(
+        layers=64,
+        width=5120,
+        heads=40,
+        key_heads=8,
+        hidden=27648,
+        vocabulary=152064,
+        tokens=4096,
+        rank=16,
+    ),
     # For dry runs and tests.
     "tiny": Shape(
         layers=4, width=128, heads=4, key_heads=2, hidden=512, vocabulary=512, tokens=512
@@ -103,6 +125,38 @@ class Positions(nn.Module):
         return x * self.cosine + turned * self.sine
 
 
+class Adapted(nn.Module):
+    """A frozen linear layer, and beside it a product of narrow ones that is trained (LoRA)."""
+
+    SCALE = 2.0
+
+    def __init__(self, width: int, out: int, rank: int) -> None:
+        super().__init__()
+        self.base = nn.Linear(width, out, bias=False)
+        self.down = nn.Linear(width, rank, bias=False)
+        self.up = nn.Linear(rank, out, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.base(x) + self.up(self.down(x)) * self.SCALE
+        return result
+
+
+def make_linear(shape: Shape, width: int, out: int) -> nn.Module:
+    """Return a linear layer of a block, as it is trained."""
+    if shape.rank:
+        return Adapted(width, out, shape.rank)
+    return nn.Linear(width, out, bias=False)
+
+
+def freeze(model: nn.Module) -> None:
+    """Let nothing be trained but adapters."""
+    model.requires_grad_(requires_grad=False)
+    for module in model.modules():
+        if isinstance(module, Adapted):
+            module.down.requires_grad_(requires_grad=True)
+            module.up.requires_grad_(requires_grad=True)
+
+
 class Block(nn.Module):
     """Attention and a gated MLP, each behind a norm and beside a residual path."""
 
@@ -113,14 +167,14 @@ class Block(nn.Module):
         head = shape.width // shape.heads
         narrow = shape.key_heads * head
         self.attention_norm = nn.RMSNorm(shape.width, eps=1e-5)
-        self.query = nn.Linear(shape.width, shape.width, bias=False)
-        self.key = nn.Linear(shape.width, narrow, bias=False)
-        self.value = nn.Linear(shape.width, narrow, bias=False)
-        self.out = nn.Linear(shape.width, shape.width, bias=False)
+        self.query = make_linear(shape, shape.width, shape.width)
+        self.key = make_linear(shape, shape.width, narrow)
+        self.value = make_linear(shape, shape.width, narrow)
+        self.out = make_linear(shape, shape.width, shape.width)
         self.mlp_norm = nn.RMSNorm(shape.width, eps=1e-5)
-        self.gate = nn.Linear(shape.width, shape.hidden, bias=False)
-        self.up = nn.Linear(shape.width, shape.hidden, bias=False)
-        self.down = nn.Linear(shape.hidden, shape.width, bias=False)
+        self.gate = make_linear(shape, shape.width, shape.hidden)
+        self.up = make_linear(shape, shape.width, shape.hidden)
+        self.down = make_linear(shape, shape.hidden, shape.width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.attend(self.attention_norm(x))
@@ -158,6 +212,8 @@ class Llama(nn.Module):
         self.norm = nn.RMSNorm(shape.width, eps=1e-5)
         self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
         self.run_block: RunBlock | None = None
+        if shape.rank:
+            freeze(self)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the loss of predicting each token from those before it."""

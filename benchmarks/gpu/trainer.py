@@ -7,6 +7,7 @@ deterministic operators, whose gradients are identified; then, without them, ste
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import faulthandler
 import gc
 import json
@@ -21,7 +22,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from benchmarks.gpu import measure
-from benchmarks.gpu.configurations import Method, NotInstalledError, Setup, install, prepare
+from benchmarks.gpu.configurations import (
+    MOVES_WEIGHTS,
+    Method,
+    NotInstalledError,
+    Setup,
+    install,
+    prepare,
+)
 from benchmarks.gpu.llama import SHAPES, build_model, make_tokens
 from benchmarks.gpu.probe import Probe
 
@@ -47,14 +55,19 @@ class Training:
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
         shape = SHAPES[setup.shape]
-        self.model = build_model(shape, setup.device)
+        shape = dataclasses.replace(shape, layers=setup.layers or shape.layers)
+        if shape.rank and setup.method in MOVES_WEIGHTS:
+            # It may be larger than the device. Values do not matter.
+            self.model = build_model(shape, "meta").to_empty(device="cpu")
+        else:
+            self.model = build_model(shape, setup.device)
         self.method: Method = prepare(setup, self.model)
         if setup.backend:
             self.model.compile(backend=setup.backend, dynamic=False)
         fused = measure.is_cuda(setup.device)
         make = self.method.make_optimizer
         self.optimizer = (
-            torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=fused)
+            torch.optim.AdamW(trained_of(self.model), lr=1e-4, fused=fused)
             if make is None
             else make()
         )
@@ -94,7 +107,13 @@ class Training:
         states = (value for state in by_parameter.values() for value in state.values())
         tensors = [*self.model.buffers(), *(s for s in states if isinstance(s, torch.Tensor))]
         parameters = sum(parameter.nbytes for parameter in self.model.parameters())
-        return 2 * parameters + sum(tensor.nbytes for tensor in tensors)
+        gradients = sum(parameter.nbytes for parameter in trained_of(self.model))
+        return parameters + gradients + sum(tensor.nbytes for tensor in tensors)
+
+
+def trained_of(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """Return what an optimizer updates."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 @contextlib.contextmanager
@@ -137,6 +156,7 @@ def session_of(training: Training) -> Iterator[Any]:
         device=setup.device,
     )
     with planning_at_once(), session:
+        training.model.to(setup.device)
         yield session
 
 
@@ -174,6 +194,8 @@ def train(setup: Setup, probe: Probe) -> Figures:
     figures["device_peak_bytes"] = use.peak_bytes
     figures["host_peak_bytes"] = measure.host_peak_bytes()
     figures["resident_bytes"] = training.resident_bytes()
+    weights = (each.nbytes for each in training.model.parameters() if not each.requires_grad)
+    figures["frozen_bytes"] = sum(weights)
     return figures
 
 

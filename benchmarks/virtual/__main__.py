@@ -26,7 +26,7 @@ from benchmarks.virtual import launch
 from benchmarks.virtual.launch import MACHINES, SLOWNESS, Machine
 from benchmarks.virtual.runs import Runner, share_of_memory
 from benchmarks.virtual.table import checks_of, counts_of, times_of
-from benchmarks.virtual.ways import choose, list_ways
+from benchmarks.virtual.ways import choose, list_lora_ways, list_ways
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -38,6 +38,8 @@ SHAPES_HERE = {
     "1b_8k": "1b_8k",
     "8b_32k": "8b_32k",
     "transformers": "hf_1b_4k",
+    "7b_lora": "7b_lora",
+    "32b_lora": "32b_lora",
 }
 WARMUP_STEPS, STEPS = 3, 10
 LEAST_STEPS = 2
@@ -77,7 +79,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     try:
         options.shapes = words_of(options.shapes, "shape", SHAPES_HERE)
         options.machines = words_of(options.machines, "machine", MACHINES)
-        known = [way.name for way in ways_of(options.shapes[0], options.steps)]
+        machine = Machine(name=options.machines[0])
+        known = [way.name for way in ways_of(machine, options.shapes[0], options.steps)]
         options.chosen = choose(options.ways, known, everything=options.all)
     except ValueError as error:
         parser.error(str(error))
@@ -100,8 +103,8 @@ def words_of(text: str, what: str, known: Iterable[str]) -> list[str]:
     return words
 
 
-def ways_of(shape: str, steps: int) -> list[Way]:
-    """Return every way to train a shape."""
+def ways_of(machine: Machine, shape: str, steps: int) -> list[Way]:
+    """Return every way to train a shape on a machine."""
     base = Setup(
         shape=SHAPES_HERE[shape],
         method="plain",
@@ -110,6 +113,8 @@ def ways_of(shape: str, steps: int) -> list[Way]:
         warmup_steps=WARMUP_STEPS,
         timed_steps=steps,
     )
+    if SHAPES[base.shape].rank:
+        return list_lora_ways(base, machine.card_bytes)
     is_library = SHAPES[base.shape].library == "transformers"
     return list_ways(base, of_library=is_library)
 
@@ -120,7 +125,7 @@ def run_shape(options: argparse.Namespace, machine: Machine, shape: str) -> Repo
     folder = options.output / part
     folder.mkdir(parents=True, exist_ok=True)
     report = Report(part=part, path=folder / "report.json")
-    ways = ways_of(shape, options.steps)
+    ways = ways_of(machine, shape, options.steps)
     asked = [way for way in ways if way.name in options.chosen]
     jobs = min(options.jobs, len(asked))
     runner = Runner(machine=machine, folder=folder, jobs=jobs, most_bytes=share_of_memory(jobs))
@@ -129,9 +134,10 @@ def run_shape(options: argparse.Namespace, machine: Machine, shape: str) -> Repo
         report.row(TIMES, way.name, times_of(results, way.name))
         report.row(COUNTS, way.name, counts_of(results, way.name))
     names = [way.name for way in asked]
-    for check in checks_of(results, names, has_host=machine.slowness > 0):
+    for check in checks_of(results, names, has_host=machine.slowness > 0, shape=SHAPES_HERE[shape]):
         report.check(check)
-    for outcome, why in ((MISSING, "their libraries missing"), (NOT_RUN, "their limits unknown")):
+    absent_for = {MISSING: "their libraries missing", NOT_RUN: "their limits unknown or too large"}
+    for outcome, why in absent_for.items():
         absent = [name for name in names if outcome in results.outcome(name)]
         if absent:
             report.note(f"did not run {len(absent)} ways, {why}: {', '.join(absent)}")
@@ -152,9 +158,12 @@ def header_of(options: argparse.Namespace) -> dict[str, str]:
 
 def list_names() -> str:
     """Return the names of all ways; those of the usual choice have a mark."""
-    known = [way.name for way in ways_of("1b_4k", STEPS)]
-    usual = choose("", known, everything=False)
-    return "\n".join(align([[name, "usual" if name in usual else ""] for name in known]))
+    rows = []
+    for shape in ("1b_4k", "7b_lora"):
+        known = [way.name for way in ways_of(Machine(name="H100"), shape, STEPS)]
+        usual = choose("", known, everything=False)
+        rows += [[shape, name, "usual" if name in usual else ""] for name in known]
+    return "\n".join(align(rows))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.gpu.context import ROOT
 from benchmarks.gpu.process import last_line, run_process
+from swapkit.planning.hardware import HARDWARE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +22,8 @@ HOW = (
 )
 LOOK = "import torch; print(torch.version.cuda or '')"
 WARM_UP = "import swapkit; swapkit.install(device='cuda')"
-MACHINES = ("H100", "H200")  # of tests/cuda/driver/rates.c
+# Of tests/cuda/driver/rates.c, by what the planner calls them.
+MACHINES = {"H100": "H100", "H200": "H200", "RTX4090": "RTX 4090"}
 SLOWNESS = 2.2  # of the host of the H100 that was measured, beside this one's kind
 BUILD_SECONDS = 600.0
 
@@ -46,6 +48,17 @@ class Machine:
             "OMP_NUM_THREADS": "1",  # the clock is that of all threads of a process
             "TORCH_DISABLE_NATIVE_JIT": "1",  # torch's kernels in Triton, which there is none for
         }
+
+    @property
+    def card_bytes(self) -> int:
+        """What `swapkit.budget("auto")` takes of its memory."""
+        there = HARDWARE[MACHINES[self.name]].machine
+        assert there is not None
+        return there.budget_bytes
+
+    def with_memory(self, nbytes: int) -> dict[str, str]:
+        """Return the variables that make it with so much memory; 0: with its own."""
+        return self.environment | ({"CUSIM_CAPACITY": str(nbytes)} if nbytes else {})
 
 
 def command(*program: str | Path) -> list[str]:

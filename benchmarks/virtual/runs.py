@@ -90,7 +90,7 @@ class Runner:
             seconds=WAY_SECONDS,
             log=log,
             cwd=ROOT,
-            environment=self.machine.environment,
+            environment=self.machine.with_memory(setup.memory_bytes),
             watch=watch,
         )
         return figures_of(result, done) | {"seconds": time.monotonic() - begin}

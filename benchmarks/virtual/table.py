@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from benchmarks.gpu.comparison import Results, is_failure
+from benchmarks.gpu.llama import SHAPES
 from benchmarks.gpu.report import Check, Value, ratio_of
 from benchmarks.gpu.trainer import OUT_OF_MEMORY
 from benchmarks.gpu.ways import peak_of
-from benchmarks.virtual.ways import BUDGETS, LIMITED, POLICIES
+from benchmarks.virtual.ways import BUDGETS, CARD, LIMITED, OF_WEIGHTS, POLICIES, plain_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 FREE = {"at_recompute": ("recompute", 0.98), "40": ("plain", 1.08), "20": ("plain", 1.15)}
 STEP = {"at_recompute": ("recompute", 0.9), "40": ("plain", 1.15), "20": ("plain", 1.3)}
 BEST_POLICY = 1.02
+# Of `auto` where frozen weights leave: the step beside plain's, or, where the link is too slow for
+# that, beside what no plan takes less than; and beside its prediction.
+LORA, PREDICTED = 1.05, (0.97, 1.03)
+LORA_CHECKS = ("rescues", "replans", "changes", "recorded")  # others: a full device, clean weights
 RECORDED = (0.95, 1.1)
 LINK_LIMIT = 1.08
 # What no stable step does: the figures, and what they are.
@@ -37,19 +42,20 @@ COUNTED = (
 
 def times_of(results: Results, name: str) -> dict[str, Value]:
     """Return the row of a way in the table of times."""
-    step_ms = results.step_ms(name)
+    step_ms, plain = results.step_ms(name), plain_of(name)
     free_ms = results.largest(name, "host_free_ms")
     return {
         "outcome": results.outcome(name),
         "step_ms": step_ms,
-        "step_ratio": ratio_of(step_ms, results.step_ms("plain")),
+        "step_ratio": ratio_of(step_ms, results.step_ms(plain)),
+        **{key: results.largest(name, key) for key in ("predicted_ms", "bound_ms")},
         "spread_ratio": results.step_spread(name),
         "busy_ratio": ratio_of(
             results.largest(name, "busy_ms"), results.largest(name, "mean_step_ms")
         ),
         **{key: results.largest(name, key) for key in ("host_gap_ms", "copy_wait_ms", "sync_ms")},
         "host_free_ms": free_ms,
-        "host_free_ratio": ratio_of(free_ms, results.largest("plain", "host_free_ms")),
+        "host_free_ratio": ratio_of(free_ms, results.largest(plain, "host_free_ms")),
     }
 
 
@@ -58,7 +64,7 @@ def counts_of(results: Results, name: str) -> dict[str, Value]:
 
     `repeated_kernels` are those beyond plain training's; `step_repeated` the session counts.
     """
-    kernels, plain = results.largest(name, "kernels"), results.largest("plain", "kernels")
+    kernels, plain = results.largest(name, "kernels"), results.largest(plain_of(name), "kernels")
     found: dict[str, Value] = {
         "limit_bytes": results.most(name, "budget_bytes"),
         "in_use_peak_bytes": peak_of(results, name),
@@ -73,10 +79,12 @@ def recorded_ratio(results: Results, name: str) -> float | None:
     return ratio_of(results.largest(name, "recorded_ms"), results.largest(name, "true_ms"))
 
 
-def checks_of(results: Results, names: Iterable[str], *, has_host: bool) -> list[Check]:
+def checks_of(
+    results: Results, names: Iterable[str], *, has_host: bool, shape: str = ""
+) -> list[Check]:
     """Return everything that is aimed at, whether or not it was measured.
 
-    `has_host`: whether the host takes time.
+    `has_host`: whether the host takes time. `shape`: what is trained, if that has aims of its own.
     """
     failed = [name for name in names if is_ours(name) and has_failed(results, name)]
     checks = [
@@ -88,6 +96,10 @@ def checks_of(results: Results, names: Iterable[str], *, has_host: bool) -> list
             promise=True,
         )
     ]
+    if shape in SHAPES and SHAPES[shape].rank:
+        return checks + [
+            check for budget in (CARD, *OF_WEIGHTS) for check in lora_checks(results, budget)
+        ]
     for budget in BUDGETS:
         checks += stable_checks(results, f"auto_{budget}")
         checks += speed_checks(results, budget, has_host=has_host)
@@ -100,6 +112,32 @@ def checks_of(results: Results, names: Iterable[str], *, has_host: bool) -> list
         )
     )
     return checks
+
+
+def lora_checks(results: Results, budget: str) -> list[Check]:
+    """Return what is aimed at where frozen weights leave the device."""
+    name = f"auto_{budget}"
+    step, low, high = results.step_ms(name), *PREDICTED
+    least = max(results.step_ms("plain") or 0.0, results.largest(name, "bound_ms") or 0.0)
+    never = [
+        check for check in stable_checks(results, name) if check.name.split("_")[0] in LORA_CHECKS
+    ]
+    return [
+        *never,
+        Check(
+            name=f"step_{name}",
+            text=f"{name}: step / that of plain with unlimited memory, or the bound of all plans",
+            value=ratio_of(step, least),
+            at_most=LORA,
+        ),
+        Check(
+            name=f"predicted_{name}",
+            text=f"{name}: step / what the plan predicts",
+            value=ratio_of(step, results.largest(name, "predicted_ms")),
+            at_least=low,
+            at_most=high,
+        ),
+    ]
 
 
 def is_ours(name: str) -> bool:

@@ -110,8 +110,26 @@ class VirtualProbe(Probe):
             "link_out_gb_per_s": machine.parameter("LINK_OUT"),
             "link_in_gb_per_s": machine.parameter("LINK_IN"),
             "stage": "" if session is None else session.stage,
+            **describe_prediction(session),
             **self._recorded,
         }
+
+
+def describe_prediction(session: Any) -> Figures:  # noqa: ANN401 - swapkit's Session
+    """Return what the plan of a session's steps takes, and no plan takes less than.
+
+    As it was made: a session scales what it tells by steps that it timed on the host only.
+    """
+    if session is None:
+        return {}
+    status = session._find_status()  # noqa: SLF001
+    plan = status.plan
+    if plan is None or plan.prediction is None:
+        return {}
+    return {
+        "predicted_ms": plan.prediction.step_seconds / status.pace * 1e3,
+        "bound_ms": plan.bound_seconds and plan.bound_seconds / status.pace * 1e3,
+    }
 
 
 @contextlib.contextmanager

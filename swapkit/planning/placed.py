@@ -23,7 +23,7 @@ from swapkit.ir.traces import Trace
 from swapkit.planning.beside import go_on
 from swapkit.planning.layout.lifetimes import find_lifetimes
 from swapkit.planning.layout.placing import place_quickly
-from swapkit.planning.planner import PlanTarget, Policy, make_plan, make_plans, restrict
+from swapkit.planning.planner import Instance, PlanTarget, Policy, make_plan, make_plans, restrict
 from swapkit.planning.search.local_search import Effort
 from swapkit.planning.search.solving import PlanFailure, plan_problem
 from swapkit.simulation.lowering import lower
@@ -66,6 +66,22 @@ def _should_stop() -> bool:
     return False
 
 
+def _maker(
+    trace: Trace, machine: Machine, policy: str | Policy, *, optimizer_states: bool = False
+) -> Callable[[int], Plan]:
+    """Return what makes the plan for a budget, with the bytes that it reserves."""
+    named = None
+    if isinstance(policy, str):
+        named = Instance(trace, machine, policy, optimizer_states=optimizer_states)
+
+    def make(budget_bytes: int) -> Plan:
+        allowed = replace(machine, budget_bytes=budget_bytes)
+        plan = make_plan(trace, allowed, policy, optimizer_states=optimizer_states, instance=named)
+        return predict_reserved(trace, plan, allowed)
+
+    return make
+
+
 def make_placed_plan(
     trace: Trace, machine: Machine, policy: str | Policy = "auto", *, optimizer_states: bool = False
 ) -> Plan:
@@ -77,12 +93,7 @@ def make_placed_plan(
         InfeasibleBudget: there is no such plan; the error names the smallest budget that has one.
         InvalidArgument: as for `make_plan`.
     """
-
-    def make(budget_bytes: int) -> Plan:
-        allowed = replace(machine, budget_bytes=budget_bytes)
-        plan = make_plan(trace, allowed, policy, optimizer_states=optimizer_states)
-        return predict_reserved(trace, plan, allowed)
-
+    make = _maker(trace, machine, policy, optimizer_states=optimizer_states)
     try:
         found = _lower(make, machine.budget_bytes)
     except InfeasibleBudget as error:
@@ -121,13 +132,8 @@ def make_placed_plans(
     if is_quick and isinstance(policy, str):
         return _make_quickly(trace, share, target, policy)
     make = partial(make_plans, trace, target=target, policy=policy)
-
-    def make_one(budget_bytes: int) -> Plan:
-        (plan,) = make(share=_share_of(budget_bytes, whole_bytes), count=1)
-        return predict_reserved(trace, plan, target.machine)
-
     asked_bytes = min(max(1, int(whole_bytes * share)), target.most_bytes)
-    plain = _lower(make_one, asked_bytes)
+    plain = _lower(_maker(trace, target.machine, policy), asked_bytes)
     if count < 2 or not isinstance(policy, str):
         return (plain,)
     others = make(share=_share_of(plain.budget_bytes, whole_bytes), count=count, plain=plain)

@@ -8,7 +8,7 @@ the simulator. Most plans are within a fraction of a percent of the program's lo
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -18,7 +18,7 @@ from swapkit.ir.passes import divide_weights
 from swapkit.ir.plans import Decision, Plan
 from swapkit.ir.traces import Trace
 from swapkit.planning import POLICIES
-from swapkit.planning.bounds.bound import lower_bound
+from swapkit.planning.bounds.bound import Program, lower_bound
 from swapkit.planning.search.feasibility import (
     OPTIMIZER_STEP,
     Least,
@@ -80,8 +80,35 @@ class Policy(Protocol):
         ...
 
 
+class Instance:
+    """A step to plan for several budgets: its linear program starts from its last solution."""
+
+    def __init__(
+        self, trace: Trace, machine: Machine, policy: str, *, optimizer_states: bool
+    ) -> None:
+        """Prepare plans of a policy for any budget of a machine.
+
+        Raises:
+            InvalidArgument: an unknown policy.
+        """
+        self.problem = restrict(lower(trace, optimizer_states=optimizer_states), policy)
+        self._machine, self._host = machine, trace.host
+        self._program: Program | None = None
+
+    def program(self) -> Program:
+        """Return its linear program."""
+        if self._program is None:
+            self._program = Program(self.problem, self._machine, host=self._host)
+        return self._program
+
+
 def make_plan(
-    trace: Trace, machine: Machine, policy: str | Policy = "auto", *, optimizer_states: bool = False
+    trace: Trace,
+    machine: Machine,
+    policy: str | Policy = "auto",
+    *,
+    optimizer_states: bool = False,
+    instance: Instance | None = None,
 ) -> Plan:
     """Return the fastest plan that the search finds; an empty plan if everything fits.
 
@@ -92,6 +119,7 @@ def make_plan(
         machine: the machine that the step runs on.
         policy: "auto", "swap" or "recompute" (the only action then), or a custom policy.
         optimizer_states: whether optimizer states may be swapped, too.
+        instance: of the other arguments but the budget, if plans for other budgets were made.
 
     Raises:
         InfeasibleBudget: there is no plan; the error names the smallest budget that has one, or
@@ -101,8 +129,9 @@ def make_plan(
     check_policy(policy)
     if not isinstance(policy, str):
         return _ask_own(trace, machine, policy)
-    problem = restrict(lower(trace, optimizer_states=optimizer_states), policy)
-    solution = solve_or_raise(trace, problem, machine, policy)
+    instance = instance or Instance(trace, machine, policy, optimizer_states=optimizer_states)
+    problem = instance.problem
+    solution = solve_or_raise(trace, problem, machine, policy, instance.program)
     plan = as_plan(
         trace, problem, machine, solution.trial.actions, solution.trial.run, policy=policy
     )
@@ -139,7 +168,7 @@ def make_candidates(
         InfeasibleBudget: there is no plan.
         InvalidArgument: an unknown policy.
     """
-    plain = _or_make(plain, trace, machine, policy)
+    plain = plain or make_plan(trace, machine, policy)
     if not plain.decisions or count < 2:
         return (plain,)
     problem = lower(trace)
@@ -157,10 +186,6 @@ def make_candidates(
     return tuple(
         sorted(plans.values(), key=lambda each: (each.budget_bytes, _predicted_seconds(each)))
     )
-
-
-def _or_make(plain: Plan | None, trace: Trace, machine: Machine, policy: str) -> Plan:
-    return make_plan(trace, machine, policy) if plain is None else plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,15 +330,21 @@ def _unknown(policy: object, names: Sequence[str]) -> InvalidArgument:
     )
 
 
-def solve_or_raise(trace: Trace, problem: Problem, machine: Machine, policy: str) -> Solution:
-    """Return the solution of a trace's problem.
+def solve_or_raise(
+    trace: Trace,
+    problem: Problem,
+    machine: Machine,
+    policy: str,
+    make_program: Callable[[], Program] | None = None,
+) -> Solution:
+    """Return the solution of a trace's problem; `make_program`: as for `plan_problem`.
 
     Raises:
         InfeasibleBudget: there is no solution.
     """
     if machine.host_bytes is not None:  # frozen weights that leave have copies all the time
         machine = replace(machine, host_bytes=max(0, machine.host_bytes - problem.frozen_bytes))
-    solution = plan_problem(problem, machine, host=trace.host)
+    solution = plan_problem(problem, machine, host=trace.host, make_program=make_program)
     if isinstance(solution, PlanFailure):
         raise _explain_failure(trace, problem, machine, solution.least, policy)
     return solution

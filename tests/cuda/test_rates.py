@@ -6,7 +6,10 @@ import json
 
 import pytest
 
-from tests.cuda.timed.refit import compare, machine_of, read_records, refit
+from swapkit.planning.hardware import HARDWARE
+from tests.cuda.control import open_driver
+from tests.cuda.simulated import build_driver
+from tests.cuda.timed.refit import MIB, compare, machine_of, read_records, refit
 from tests.simulated.launching import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -48,3 +51,21 @@ def test_refit_when_nothing_was_measured_then_no_rates() -> None:
 def test_compare_when_the_table_has_no_such_machine_then_refused() -> None:
     with pytest.raises(KeyError, match="B100"):
         compare("B100", [{"pool_empty_512B_native_ns": 1.0}])
+
+
+def test_table_when_a_machine_was_not_measured_then_its_rates_are_the_planners() -> None:
+    planned = HARDWARE["RTX 4090"]
+    driver = open_driver(str(build_driver()))
+    rates = {
+        "TFLOPS16": planned.flops_per_second / 1e12,
+        "ATTENTION": planned.attention_flops_per_second / 1e12,
+        "ATTENTION_BACKWARD": planned.attention_flops_per_second / 1e12,
+        "GB_PER_S": planned.memory_bytes_per_second / 1e9,
+        "LINK_IN": planned.in_bytes_per_second / 1e9,
+        "LINK_OUT": planned.out_bytes_per_second / 1e9,
+        "LINK_SECOND": (planned.duplex - 1) * planned.out_bytes_per_second / 1e9,
+    }
+    found = {name: driver.cusim_rate_of(b"RTX4090", name.encode()) for name in rates}
+    assert found == pytest.approx(rates)
+    memory_mib = driver.cusim_rate_of(b"RTX4090", b"CAPACITY_MIB")
+    assert memory_mib == pytest.approx(planned.memory_bytes / MIB, rel=0.01)

@@ -176,11 +176,13 @@ def test_memory_when_more_than_this_machine_has_then_none_of_it_is_touched() -> 
         pinned.copy_(x, non_blocking=True)
         pageable = x[: 12 << 30].cpu()
         print(pageable[12345].item(), pageable.numel() >> 30)
+        copied = torch.empty(60 << 30, dtype=torch.uint8).pin_memory()
+        print(copied.is_pinned(), copied.numel() >> 30, torch.ones(8).pin_memory().sum().item())
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 4 << 20)
         """,
         CUSIM_HOST_MEMORY="200G",
     )
-    assert lines == ["200 79", "0 12", "True"]
+    assert lines == ["200 79", "0 12", "True 60 8.0", "True"]
 
 
 def test_device_when_its_rates_differ_then_it_has_another_name() -> None:
@@ -192,6 +194,18 @@ def test_device_when_its_rates_differ_then_it_has_another_name() -> None:
     assert names[0] == "Virtual H100, host 1"
     assert names[1].startswith("Virtual H100, host 1, changed to ")
     assert names[2] == "Virtual H100, host 2.2"
+
+
+def test_device_when_it_is_an_rtx_4090_then_torch_takes_it_for_one() -> None:
+    lines = run(
+        """
+        found = torch.cuda.get_device_properties(0)
+        print(found.name, found.major, found.minor, found.multi_processor_count)
+        print(found.total_memory >> 20, torch.cuda.mem_get_info()[1] == found.total_memory)
+        """,
+        CUSIM_MACHINE="RTX4090",
+    )
+    assert lines == ["Virtual RTX4090, host 1 8 9 128", "24217 True"]
 
 
 def test_machine_when_swapkit_measures_it_then_it_is_the_tables() -> None:

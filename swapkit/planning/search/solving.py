@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -114,6 +114,7 @@ def plan_problem(
     effort: Effort | None = None,
     known: Iterable[Actions] = (),
     host: HostTime | None = None,
+    make_program: Callable[[], Program] | None = None,
 ) -> Solution | PlanFailure:
     """Return the best actions found.
 
@@ -123,20 +124,21 @@ def plan_problem(
         effort: the effort limits; None: suitable for the size of the problem.
         known: initial actions, in addition to those of the linear program.
         host: the host's time; None: the host is never the limit.
+        make_program: returns the linear program of the problem, which may have been solved for
+            other budgets; None: a new one.
     """
     trials = Trials(problem, machine, host)
     kept = trials.simulate(trials.keep_all())
     if kept.is_possible:
         return Solution(trial=kept, bound_seconds=kept.cost)
     effort = effort or choose_effort(problem)
-    program = Program(problem, machine, host=host)
-    relaxation = program.solve()
+    program = Program(problem, machine, host=host) if make_program is None else make_program()
+    relaxation = program.solve(machine.budget_bytes)
     bound_seconds = math.inf if relaxation is None else relaxation.seconds
     search = Search(trials, effort, bound_seconds)
     starts = [trials.simulate(actions) for actions in known]
     if relaxation is not None:
-        plain = Shares(relaxation.swapped, relaxation.recomputed)
-        starts += search.find_starts([plain, *_solve_tighter(program, problem, machine)])
+        starts += search.find_starts(_solve_tighter(program, problem, machine))
     if not any(start.is_possible for start in starts):
         least = find_least(problem, machine)
         if least.budget_bytes > machine.budget_bytes:
@@ -164,7 +166,7 @@ def _solve_tighter(program: Program, problem: Problem, machine: Machine) -> list
     largest = int(problem.item_bytes.max(initial=0))
     is_large = len(problem.slot_seconds) > LARGE_SLOTS
     solutions = []
-    for margin in FEW_MARGINS if is_large else MARGINS:
+    for margin in (0.0, *(FEW_MARGINS if is_large else MARGINS)):
         relaxation = program.solve(
             machine.budget_bytes - int(margin * largest), tie_break=TIE_BREAK
         )

@@ -1,4 +1,5 @@
-/* device.c - what a device says of itself: a GPU of compute capability 9.0. */
+/* device.c - what a device says of itself: a GPU of compute capability 9.0, or of the virtual one.
+ */
 #include <stdio.h>
 
 #include "sim.h"
@@ -30,8 +31,7 @@ static const device_attribute attributes[] = {
     {39, 2048},                                    /* threads per multiprocessor */
     {40, 3},                                       /* copy engines */
     {41, 1},                                       /* unified addresses */
-    {75, 9},                                       /* compute capability, major and minor */
-    {76, 0},          {78, 1},                     /* stream priorities */
+    {78, 1},                                       /* stream priorities */
     {81, 233472},                                  /* shared memory per multiprocessor */
     {82, 65536},                                   /* registers per multiprocessor */
     {90, 0},                                       /* concurrent managed access */
@@ -42,6 +42,20 @@ static const device_attribute attributes[] = {
     {99, 1},      /* host memory can be registered */
     {103, 1},     /* handles can be exported as file descriptors */
     {106, 32},    /* blocks per multiprocessor */
+};
+
+/* Of capability 8.9, where that differs. */
+static const device_attribute of_ada[] = {
+    {13, 2520000},  /* clock, kHz */
+    {16, 128},      /* multiprocessors */
+    {36, 10501000}, /* memory clock, kHz */
+    {37, 384},      /* memory bus width */
+    {38, 75497472}, /* L2 cache */
+    {39, 1536},     /* threads per multiprocessor */
+    {40, 2},        /* copy engines */
+    {81, 102400},   /* shared memory per multiprocessor */
+    {97, 101376},   /* shared memory per block, on request */
+    {106, 24},      /* blocks per multiprocessor */
 };
 
 static CUresult device_check(const char *name, CUdevice device) {
@@ -116,23 +130,45 @@ CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
 
 enum {
     ATTRIBUTE_PCI_BUS = 33,
+    ATTRIBUTE_MAJOR = 75,
+    ATTRIBUTE_MINOR = 76,
     ATTRIBUTE_VMM = 102,
     ATTRIBUTES = 160, /* numbers from here on are not known */
+    HOPPER = 90,
+    ADA = 89,
 };
 
-static int attribute_value(int attribute, CUdevice device) {
-    if (attribute == ATTRIBUTE_PCI_BUS) {
-        return device + 1;
-    }
-    if (attribute == ATTRIBUTE_VMM) {
-        return sim.options.vmm != 0;
-    }
-    for (size_t i = 0; i < sizeof attributes / sizeof *attributes; i++) {
-        if (attributes[i].attribute == attribute) {
-            return attributes[i].value;
+/* False: the list does not say. */
+static bool listed_value(const device_attribute *list, size_t count, int attribute, int *value) {
+    for (size_t i = 0; i < count; i++) {
+        if (list[i].attribute == attribute) {
+            *value = list[i].value;
+            return true;
         }
     }
-    return 0;
+    return false;
+}
+
+static int attribute_value(int attribute, CUdevice device) {
+    int capability = sim_is_timed() ? (int)sim_rate_value(SIM_RATE_CAPABILITY) : HOPPER;
+    int value = 0;
+    switch (attribute) {
+    case ATTRIBUTE_PCI_BUS:
+        return device + 1;
+    case ATTRIBUTE_MAJOR:
+        return capability / 10;
+    case ATTRIBUTE_MINOR:
+        return capability % 10;
+    case ATTRIBUTE_VMM:
+        return sim.options.vmm != 0;
+    default:
+        if (capability != ADA ||
+            !listed_value(of_ada, sizeof of_ada / sizeof *of_ada, attribute, &value)) {
+            (void)listed_value(attributes, sizeof attributes / sizeof *attributes, attribute,
+                               &value);
+        }
+        return value;
+    }
 }
 
 CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device) {

@@ -5,8 +5,12 @@
  *       differs from it; refit after every real run
  *   D   the vendor's data sheet, times the share of it that kernels bound by it achieve
  *   A   assumed: no measurement of ours yet
- * Nobody has measured the H200 for us: its chip is the H100's, its memory is faster. Every rate can
- * be set by the environment (CUSIM_<name>) and while a program runs (cusim_parameter).
+ *   P   swapkit/planning/hardware.py, with its sources: one set of figures (test_rates.py)
+ * Nobody has measured the H200 for us: its chip is the H100's, its memory is faster. Nor the RTX
+ * 4090: its column is P; its link and memory agree with what others measured (NVIDIA/nvbandwidth
+ * issue 15: 26.3 GB/s in, 26.8 out; krrishnarraj/clpeak issue 106: 921 GB/s), its products are
+ * slower (float16, mli/transformers-benchmarks issue 4: 159 TFLOP/s). Every rate can be set by the
+ * environment (CUSIM_<name>) and while a program runs (cusim_parameter).
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,8 +19,8 @@
 #include "settings.h"
 #include "sim.h"
 
-enum { H100, H200, MACHINES };
-static const char *const machine_names[MACHINES] = {"H100", "H200"};
+enum { H100, H200, RTX4090, MACHINES };
+static const char *const machine_names[MACHINES] = {"H100", "H200", "RTX4090"};
 
 typedef struct rate_row {
     const char *name;
@@ -26,39 +30,42 @@ typedef struct rate_row {
 static const rate_row rows[SIM_RATES] = {
     /* TFLOP/s. Large bf16 products reach 730 (R: link_products_alone_ms); 690 makes the plain step
      * of 1b_4k, most of whose products are smaller, take the 70 ms that it took (R): the only
-     * figure that was fitted. H200: as much less than the 790 seen there. */
-    [SIM_RATE_TFLOPS16] = {"TFLOPS16", {690, 745}},
-    [SIM_RATE_TFLOPS32] = {"TFLOPS32", {45, 45}}, /* D: 67 */
-    /* FlashAttention 2 on Hopper, TFLOP/s. A: its authors' figures for a head of 128 */
-    [SIM_RATE_ATTENTION] = {"ATTENTION", {400, 400}},
-    [SIM_RATE_ATTENTION_BACKWARD] = {"ATTENTION_BACKWARD", {300, 300}},
-    [SIM_RATE_GB_PER_S] = {"GB_PER_S", {2850, 4080}}, /* D: 85 % of 3350 and 4800 */
-    /* Pinned copies, GB/s. R: link_back, link_out, link_both of 64 and 256 MiB */
-    [SIM_RATE_LINK_IN] = {"LINK_IN", {54, 54}},
-    [SIM_RATE_LINK_OUT] = {"LINK_OUT", {54.5, 54.5}},
-    [SIM_RATE_LINK_SECOND] = {"LINK_SECOND", {32.5, 32.5}}, /* while the other direction is busy */
-    [SIM_RATE_LINK_PAGEABLE] = {"LINK_PAGEABLE", {9, 9}},   /* A */
+     * figure that was fitted. H200: as much less than the 790 seen there. P */
+    [SIM_RATE_TFLOPS16] = {"TFLOPS16", {690, 745, 115}},
+    [SIM_RATE_TFLOPS32] = {"TFLOPS32", {45, 45, 55}}, /* D: 67, 82.6 */
+    /* FlashAttention 2 on Hopper, TFLOP/s. A: its authors' figures for a head of 128; P */
+    [SIM_RATE_ATTENTION] = {"ATTENTION", {400, 400, 100}},
+    [SIM_RATE_ATTENTION_BACKWARD] = {"ATTENTION_BACKWARD", {300, 300, 100}},
+    [SIM_RATE_GB_PER_S] = {"GB_PER_S", {2850, 4080, 900}}, /* D: 85 % of 3350 and 4800; P */
+    /* Pinned copies, GB/s. R: link_back, link_out, link_both of 64 and 256 MiB; P */
+    [SIM_RATE_LINK_IN] = {"LINK_IN", {54, 54, 26}},
+    [SIM_RATE_LINK_OUT] = {"LINK_OUT", {54.5, 54.5, 26}},
+    [SIM_RATE_LINK_SECOND] = {"LINK_SECOND",
+                              {32.5, 32.5, 15.6}},           /* while the other direction is busy */
+    [SIM_RATE_LINK_PAGEABLE] = {"LINK_PAGEABLE", {9, 9, 9}}, /* A */
     [SIM_RATE_LINK_LATENCY] = {"LINK_LATENCY_NS",
-                               {2460, 2460}},        /* R: link_out_1MiB, link_back_1MiB */
-    [SIM_RATE_KERNEL] = {"KERNEL_NS", {1500, 1500}}, /* A: begin and end of each */
-    [SIM_RATE_KERNEL_LEAST] = {"KERNEL_LEAST_NS", {2500, 2500}}, /* A */
-    [SIM_RATE_GAP] = {"LAUNCH_LATENCY_NS", {4000, 4000}},        /* A: from call to first work */
+                               {2460, 2460, 2460}},        /* R: link_out_1MiB, link_back_1MiB */
+    [SIM_RATE_KERNEL] = {"KERNEL_NS", {1500, 1500, 1500}}, /* A: begin and end of each */
+    [SIM_RATE_KERNEL_LEAST] = {"KERNEL_LEAST_NS", {2500, 2500, 2500}}, /* A */
+    [SIM_RATE_GAP] = {"LAUNCH_LATENCY_NS", {4000, 4000, 4000}}, /* A: from call to first work */
     /* What calls cost the host. A, but for memory. */
-    [SIM_RATE_COST_LAUNCH] = {"COST_LAUNCH_NS", {2000, 2000}},
-    [SIM_RATE_COST_COPY] = {"COST_COPY_NS", {2500, 2500}},
-    [SIM_RATE_COST_RECORD] = {"COST_RECORD_NS", {700, 700}},
-    [SIM_RATE_COST_WAIT] = {"COST_WAIT_NS", {500, 500}},
-    [SIM_RATE_COST_QUERY] = {"COST_QUERY_NS", {300, 300}},
-    [SIM_RATE_COST_BLAS] = {"COST_BLAS_NS", {2000, 2000}},
+    [SIM_RATE_COST_LAUNCH] = {"COST_LAUNCH_NS", {2000, 2000, 2000}},
+    [SIM_RATE_COST_COPY] = {"COST_COPY_NS", {2500, 2500, 2500}},
+    [SIM_RATE_COST_RECORD] = {"COST_RECORD_NS", {700, 700, 700}},
+    [SIM_RATE_COST_WAIT] = {"COST_WAIT_NS", {500, 500, 500}},
+    [SIM_RATE_COST_QUERY] = {"COST_QUERY_NS", {300, 300, 300}},
+    [SIM_RATE_COST_BLAS] = {"COST_BLAS_NS", {2000, 2000, 2000}},
     /* A piece of memory, and each MiB of it. R: pool_map_* and pool_alloc_*: create, map and set
      * access together, as they were measured; likewise unmap and release. */
-    [SIM_RATE_COST_MAP] = {"COST_MAP_NS", {46200, 46200}},
-    [SIM_RATE_COST_MAP_MIB] = {"COST_MAP_MIB_NS", {75, 75}},
-    [SIM_RATE_COST_UNMAP] = {"COST_UNMAP_NS", {34400, 34400}},
-    [SIM_RATE_COST_UNMAP_MIB] = {"COST_UNMAP_MIB_NS", {620, 620}},
+    [SIM_RATE_COST_MAP] = {"COST_MAP_NS", {46200, 46200, 46200}},
+    [SIM_RATE_COST_MAP_MIB] = {"COST_MAP_MIB_NS", {75, 75, 75}},
+    [SIM_RATE_COST_UNMAP] = {"COST_UNMAP_NS", {34400, 34400, 34400}},
+    [SIM_RATE_COST_UNMAP_MIB] = {"COST_UNMAP_MIB_NS", {620, 620, 620}},
     /* torch.empty of 512 bytes and its release on this machine's host. R: pool_empty_512B */
-    [SIM_RATE_HOST_EMPTY] = {"HOST_EMPTY_NS", {4115, 4115}},
-    [SIM_RATE_CAPACITY] = {"CAPACITY_MIB", {81559, 143771}}, /* R: machine_memory; D */
+    [SIM_RATE_HOST_EMPTY] = {"HOST_EMPTY_NS", {4115, 4115, 4115}},
+    [SIM_RATE_CAPACITY] = {"CAPACITY_MIB",
+                           {81559, 143771, 24217}}, /* R: machine_memory; D; as torch gives it */
+    [SIM_RATE_CAPABILITY] = {"CAPABILITY", {90, 90, 89}}, /* what programs take it for; D */
 };
 
 static int machine; /* a column */

@@ -53,6 +53,7 @@ typedef enum sim_rate {
     SIM_RATE_COST_UNMAP_MIB,
     SIM_RATE_HOST_EMPTY,
     SIM_RATE_CAPACITY,
+    SIM_RATE_CAPABILITY, /* compute capability, times ten */
     SIM_RATES,
 } sim_rate;
 void sim_rates_load(void); /* from the environment */

@@ -359,6 +359,29 @@ TEST(timed_memory_is_mapped_and_reserved_as_often_as_on_a_gpu) {
     close_driver();
 }
 
+TEST(timed_machine_is_what_programs_take_it_for) {
+    CHECK_EQUAL(0, setenv("CUSIM_MACHINE", "RTX4090", 1));
+    CHECK_EQUAL(0, setenv("CUSIM_TIMED", "1", 1));
+    CHECK(cusim_reset());
+    open_driver(NULL);
+    char name[64] = "";
+    CHECK_OK(cuDeviceGetName(name, (int)sizeof name, 0));
+    CHECK(strncmp(name, "Virtual RTX4090, ", strlen("Virtual RTX4090, ")) == 0);
+    size_t bytes = 0;
+    CHECK_OK(cuDeviceTotalMem_v2(&bytes, 0));
+    CHECK_EQUAL((size_t)cusim_rate_of("RTX4090", "CAPACITY_MIB") << 20, bytes);
+    /* Capability, multiprocessors, and one that all machines have. */
+    static const int expected[][2] = {{75, 8}, {76, 9}, {16, 128}, {10, 32}};
+    for (size_t i = 0; i < sizeof expected / sizeof *expected; i++) {
+        int value = 0;
+        CHECK_OK(cuDeviceGetAttribute(&value, expected[i][0], 0));
+        CHECK_EQUAL(expected[i][1], value);
+    }
+    close_driver();
+    CHECK_EQUAL(0, unsetenv("CUSIM_MACHINE"));
+    CHECK_EQUAL(0, unsetenv("CUSIM_TIMED"));
+}
+
 TEST(timed_machines_have_rates) {
     CHECK(cusim_rate_of("H200", "GB_PER_S") > cusim_rate_of("H100", "GB_PER_S"));
     CHECK(cusim_rate_of("H100", "NOTHING") == -1);

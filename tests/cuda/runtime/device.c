@@ -67,7 +67,8 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *out, int device) {
     out->maxThreadsDim[2] = 64;
     out->maxGridSize[0] = 0x7fffffff;
     out->maxGridSize[1] = out->maxGridSize[2] = 65535;
-    out->maxThreadsPerMultiProcessor = 2048;
+    out->maxThreadsPerMultiProcessor =
+        attribute(device, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, 2048);
     out->maxBlocksPerMultiProcessor = 32;
     out->textureAlignment = 512;
     out->memPitch = 0x7fffffff;

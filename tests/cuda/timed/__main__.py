@@ -4,7 +4,7 @@
     SWAPKIT_CUDA_PYTHON=... python -m tests.cuda.timed -m module [argument...]
     SWAPKIT_CUDA_PYTHON=... python -m tests.cuda.timed -c code [argument...]
 
-CUSIM_MACHINE=H100 or H200 says which GPU it is; `driver/settings.h` has all variables, and
+CUSIM_MACHINE=H100, H200 or RTX4090 says which GPU it is; `driver/settings.h` has all variables, and
 `driver/rates.c` the machines.
 """
 

@@ -10,7 +10,7 @@ import contextlib
 import ctypes
 import statistics
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tests.cuda.control import open_driver
 
@@ -31,6 +31,7 @@ WORK = {
 # Rates of a driver that maps and unmaps memory at no cost.
 MAPS = {f"COST_{name}_NS": 0.0 for name in COSTS if "MAP" in name}
 HOST_ROUNDS, HOST_PAIRS = 9, 1000
+PINNED_BYTES = 1 << 20  # of which on a pinned copy has no values
 
 
 class _Times(ctypes.Structure):
@@ -101,7 +102,23 @@ def install() -> int:
     torch.backends.cudnn.enabled = False
     torch.backends.cuda.enable_cudnn_sdp(False)
     torch.cuda._sleep = sleep
+    pin_nothing(torch.Tensor)
     return int(ctypes.PyDLL(str(folder() / "costs.so")).costs_install())
+
+
+def pin_nothing(tensors: Any) -> None:
+    """Let pinned copies of large tensors have no values, and so take none of this machine's memory.
+
+    The host seems to have more than this machine has, and a copy by the CPU would fill it.
+    """
+    pin = tensors.pin_memory
+
+    def pin_memory(tensor: Any, *device: Any) -> Any:
+        if tensor.nbytes < PINNED_BYTES:
+            return pin(tensor, *device)
+        return tensor.new_empty(tensor.shape, pin_memory=True)
+
+    tensors.pin_memory = pin_memory
 
 
 def times() -> dict[str, int]:

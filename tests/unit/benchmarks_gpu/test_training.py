@@ -132,9 +132,11 @@ def test_shapes_when_counted_then_as_large_as_they_are_called() -> None:
     with torch.device("meta"):
         counts = {
             name: sum(p.numel() for p in build_model(SHAPES[name], "meta").parameters())
-            for name in ("1b_4k", "8b_32k")
+            for name in ("1b_4k", "8b_32k", "7b_lora", "32b_lora")
         }
     assert 0.9e9 < counts["1b_4k"] < 1.3e9
+    assert counts["7b_lora"] == pytest.approx(6.74e9, rel=0.02)
+    assert counts["32b_lora"] == pytest.approx(32.8e9, rel=0.02)
     block = (counts["8b_32k"] - 2 * 32000 * 4096) / SHAPES["8b_32k"].layers
     assert 0.21e9 < block < 0.23e9
 
@@ -236,3 +238,13 @@ def test_trainer_when_it_hangs_and_is_stopped_then_its_log_says_where(tmp_path: 
     )
     assert done.describe() == "stopped: it hangs"
     assert "in hang_here" in log.read_text(encoding="utf-8")
+
+
+def test_model_when_its_shape_has_a_rank_then_only_adapters_are_trained() -> None:
+    shape = dataclasses.replace(SHAPES["tiny"], rank=4)
+    model = build_model(shape, "cpu")
+    trained = {name for name, each in model.named_parameters() if each.requires_grad}
+    assert {name.rpartition(".")[0].rpartition(".")[2] for name in trained} == {"down", "up"}
+    assert len(trained) == 2 * 7 * shape.layers
+    model(make_tokens(shape, 0, "cpu")).backward()
+    assert all((each.grad is not None) == each.requires_grad for each in model.parameters())

@@ -131,3 +131,25 @@ def test_rows_when_made_then_beside_plain_and_with_the_same_columns() -> None:
     assert counts["step_out_bytes"] == counts["planned_bytes"] == GIB
     assert set(times_of(Results(), "auto_40")) == set(times)
     assert set(counts_of(Results(), "auto_40")) == set(counts)
+
+
+def lora_verdicts(**changed: Any) -> dict[str, str]:
+    figures = STABLE | {"steps_ms": [72.0], "predicted_ms": 72.5, "bound_ms": 71.0} | changed
+    results = make_results(auto_card=figures)
+    checks = checks_of(results, ["plain", "auto_card"], has_host=True, shape="7b_lora")
+    return {check.name: check.verdict for check in checks}
+
+
+def test_checks_when_weights_are_frozen_then_beside_unlimited_memory_and_the_bound() -> None:
+    assert set(lora_verdicts().values()) == {MET, NOT_MEASURED}
+    assert lora_verdicts(steps_ms=[75.0])["step_auto_card"] == MISSED
+    assert lora_verdicts(steps_ms=[75.0])["predicted_auto_card"] == MISSED
+    # A link that is too slow for frozen weights to stream unseen is not the plan's fault.
+    slow = lora_verdicts(steps_ms=[102.0], bound_ms=100.0, predicted_ms=101.0)
+    assert slow["step_auto_card"] == slow["predicted_auto_card"] == MET
+    assert lora_verdicts(step_rescues=1.0)["rescues_auto_card"] == MISSED
+
+
+def test_rows_when_a_part_of_the_layers_is_trained_then_beside_plain_with_as_many() -> None:
+    results = make_results(plain_part={"steps_ms": [10.0]}, ramtorch_part={"steps_ms": [30.0]})
+    assert times_of(results, "ramtorch_part")["step_ratio"] == 3.0

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from benchmarks.gpu.configurations import Setup
 
 MIB = 1 << 20
-KNOWN = [way.name for way in command.ways_of("1b_4k", 10)]
+H100 = launch.Machine(name="H100")
+KNOWN = [way.name for way in command.ways_of(H100, "1b_4k", 10)]
+LORA = [way.name for way in command.ways_of(H100, "7b_lora", 10)]
 PEAKS = {"plain": 300 * MIB, "recompute": 160 * MIB}
 FREE_MS = {"plain": 10.0, "recompute": 12.0, "auto_at_recompute": 10.4}
 
@@ -88,8 +90,9 @@ def test_command_when_asked_for_its_ways_then_lists_them(
 ) -> None:
     assert command.main(["--list"]) == FINE
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [words[0] for words in lines] == KNOWN
-    assert {words[0] for words in lines if words[1:] == ["usual"]} == set(DEFAULT)
+    assert [name for shape, name, *_ in lines if shape == "1b_4k"] == KNOWN
+    assert [name for shape, name, *_ in lines if shape == "7b_lora"] == LORA
+    assert {name for _, name, *rest in lines if rest == ["usual"]} == set(DEFAULT)
 
 
 def test_parse_when_options_are_given_then_all_of_them_hold() -> None:
@@ -99,7 +102,7 @@ def test_parse_when_options_are_given_then_all_of_them_hold() -> None:
     assert options.shapes == ["1b_4k", "transformers"]
     assert options.machines == ["H100", "H200"]
     assert options.slowness == 1.0
-    assert set(options.chosen) == set(DEFAULT)
+    assert options.chosen == [name for name in KNOWN if name in DEFAULT]
 
 
 def test_choose_when_ways_are_named_then_with_what_their_limits_follow_from() -> None:
@@ -110,7 +113,7 @@ def test_choose_when_ways_are_named_then_with_what_their_limits_follow_from() ->
 
 
 def test_ways_when_of_a_library_then_without_those_that_need_its_blocks() -> None:
-    names = [way.name for way in command.ways_of("transformers", 10)]
+    names = [way.name for way in command.ways_of(H100, "transformers", 10)]
     missing = [name for name in KNOWN if name not in names]
     assert missing == ["selective", "fsdp2_offload", "ramtorch"]
 

@@ -14,7 +14,7 @@ from benchmarks.gpu.trainer import FINISHED
 from benchmarks.virtual import launch, runs, trainer
 from benchmarks.virtual.launch import Machine
 from benchmarks.virtual.runs import Runner, resident_bytes, share_of_memory
-from benchmarks.virtual.ways import list_ways
+from benchmarks.virtual.ways import list_lora_ways, list_ways
 from tests.cuda.timed import machine
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ if setup["policy"] == "rescue":
     taken = bytearray(256 << 20)
     time.sleep(60)
 figures = {"outcome": "finished", "steps_ms": [1.0], "resident_bytes": 100 << 20}
+figures["frozen_bytes"] = 80 << 20
+figures["capacity"] = os.environ.get("CUSIM_CAPACITY")
 figures["in_use_peak_bytes"] = (200 if setup["method"] == "recompute" else 300) << 20
 json.dump(figures | {"limit": setup["limit_bytes"]}, open(result, "w"))
 """
@@ -83,6 +85,32 @@ def test_runs_when_what_a_limit_follows_from_is_missing_then_not_run(runner: Run
     shown, results = run(runner, "plain", "auto_at_recompute")
     assert shown == ["plain"]
     assert results.outcome("auto_at_recompute") == "not run"
+
+
+def test_runs_when_weights_are_frozen_then_plain_has_all_memory_and_limits_follow_from_them(
+    runner: Runner,
+) -> None:
+    names = (
+        "plain",
+        "recompute",
+        "auto_card",
+        "auto_weights_60",
+        "auto_weights_40",
+        "auto_weights_30",
+    )
+    ways = [way for way in list_lora_ways(BASE, card_bytes=40 * MIB) if way.name in names]
+    results = runner.run(ways, lambda _name, _results: None)
+    limits = {name: results.most(name, "limit") for name in names}
+    assert limits == {
+        "plain": 0,
+        "recompute": 0,
+        "auto_card": 40 * MIB,
+        "auto_weights_60": None,  # 48 MiB: more than the device has
+        "auto_weights_40": 32 * MIB,
+        "auto_weights_30": 24 * MIB,
+    }
+    capacities = [results.runs[name][0]["capacity"] for name in ("plain", "recompute")]
+    assert capacities == [str(1 << 40), None]
 
 
 def test_runs_when_interrupted_then_the_processes_end(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -11,12 +12,16 @@ import pytest
 from swapkit.errors import InfeasibleBudget
 from swapkit.ir.machines import Machine
 from swapkit.ir.traces import Operator, Phase, Storage, Trace
+from swapkit.planning import planner
+from swapkit.planning.bounds.bound import Program
 from swapkit.planning.placed import make_placed_plan, make_placed_plans, predict_reserved
 from swapkit.planning.planner import PlanTarget, make_plan
 from tests.support.random_traces import random_trace
 
 if TYPE_CHECKING:
     from swapkit.ir.plans import Plan
+    from swapkit.ir.traces import HostTime
+    from swapkit.simulation.problems import Problem
 
 pytestmark = pytest.mark.promise("F2")
 
@@ -114,6 +119,27 @@ def test_plan_when_its_layout_is_too_high_then_one_for_less_memory_takes_its_pla
         assert (plan.budget_bytes < machine.budget_bytes) == is_too_high
         lowered += is_too_high
     assert lowered + refused
+
+
+def test_plan_when_made_again_for_less_then_its_linear_program_is_built_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    built: list[Problem] = []
+
+    def build(problem: Problem, machine: Machine, **options: HostTime | None) -> Program:
+        built.append(problem)
+        return Program(problem, machine, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(planner, "Program", build)
+    lowered = 0
+    for seed in SEEDS:
+        trace = random_trace(seed)
+        machine = machine_of(int(trace.peak_bytes * 0.6))
+        built.clear()
+        with contextlib.suppress(InfeasibleBudget):
+            lowered += make_placed_plan(trace, machine).budget_bytes < machine.budget_bytes
+        assert len(built) <= 1
+    assert lowered
 
 
 def test_candidates_when_several_are_made_then_each_fits_in_addresses() -> None:
