@@ -98,6 +98,27 @@ def test_model_when_built_inside_of_a_session_and_too_large_then_it_trains_to_th
     assert {keys_of(each) for each in model.parameters()} == keys
 
 
+class Frozen(nn.Module):
+    """Multiplies by a frozen weight, of which its graph holds a view until backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.weight)
+
+
+def test_weights_when_made_after_others_have_left_then_they_may_leave_at_once() -> None:
+    # If an operator had used them first, they could not: the graph holds views of them.
+    with swapkit.budget(6 * PART) as session:
+        model = nn.Sequential(*[Frozen() for _ in range(15)])
+        assert "stay" not in session.explain()
+        x = torch.ones(8, WIDTH, requires_grad=True)
+        model(x).sum().backward()
+        assert session.stats.peak_bytes <= 6 * PART
+
+
 @pytest.mark.parametrize("policy", ["auto", "swap", "rescue"])
 def test_step_when_it_does_not_fit_beside_a_model_that_does_then_weights_leave_in_its_middle(
     policy: str,

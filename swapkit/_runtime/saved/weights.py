@@ -148,13 +148,16 @@ class Weights:
             if is_moved and each.dtype is dtype and part is not None:
                 self._mover.note_file(each, *part)
         self._modules[id(module)] = module
-        self._has_rest = self.do_leave
         if not self._is_watching:
             self._watch_all(is_needed=False)
-        elif tensor is None:
-            self._watch(_list_of(module))
-        else:
-            self._watch([tensor])
+            return
+        changed = _list_of(module) if tensor is None else [tensor]
+        self._watch(changed)
+        if self.do_leave and not self._is_fixed:
+            # Now: while the graph of a step holds them, they could not leave.
+            with self._device.shared.lock, hidden():
+                self._hold(self._list_leaving([module]))
+            self._has_rest = True
 
     def captures(self) -> None:
         """Let no more weights leave: a graph that is replayed reads them by their address."""
@@ -219,29 +222,36 @@ class Weights:
         self._is_adopting = self._has_rest = True
         try:
             before_bytes = self._mover.held[0]
-            if self._device.name.type != "cpu":  # kernels of any stream may use them
-                torch.get_device_module(self._device.name).synchronize(self._device.name)
-            placement = Placement(Action.AUTO, min_bytes=self._min_bytes)
-            for each in self._list_leaving():
-                self._mover.hold(each, placement)
-            self._mover.begin_held()
+            self._hold(self._list_leaving(list(self._modules.values())))
             self.do_leave = self._mover.held[0] > 0
             return self._mover.held[0] > before_bytes
         finally:
             self._is_adopting = False
 
-    def _list_leaving(self) -> Iterator[torch.Tensor]:
-        """Yield the parts of weights, but those of modules that are kept."""
+    def _hold(self, parts: Iterable[torch.Tensor]) -> None:
+        if self._device.name.type != "cpu":  # kernels of any stream may use them
+            torch.get_device_module(self._device.name).synchronize(self._device.name)
+        placement = Placement(Action.AUTO, min_bytes=self._min_bytes)
+        for each in parts:
+            self._mover.hold(each, placement)
+        self._mover.begin_held()
+
+    def _list_leaving(self, modules: list[torch.nn.Module]) -> Iterator[torch.Tensor]:
+        """Yield the parts of modules' weights, but those of modules that are kept."""
         kept = filter(self._is_kept, list(self._modules.values()))
         within = (inside for module in kept for inside in module.modules())
         stay = {id(each) for inside in within for each in _list_of(inside)}
-        leaving = (each for each in self._list() if id(each) not in stay)
+        listed = (each for module in modules for each in _list_of(module))
+        leaving = (each for each in listed if id(each) not in stay)
         return (part for each in leaving for part in list_parts(each))
 
     def adopt_more(self) -> bool:
         """Adopt in a step: not if other ranks may plan with this one, or read weights."""
-        is_fixed = is_distributed() or self._is_captured or self._refusal is not None
-        return not is_fixed and self.adopt()
+        return not self._is_fixed and self.adopt()
+
+    @property
+    def _is_fixed(self) -> bool:
+        return is_distributed() or self._is_captured or self._refusal is not None
 
     def have_more_left(self) -> bool:
         """Return whether many more weights leave than plans know of, which then know these."""
