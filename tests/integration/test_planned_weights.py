@@ -10,6 +10,7 @@ import torch
 
 import swapkit
 from swapkit._runtime.control import plan_maker
+from swapkit._runtime.saved import weights
 from swapkit.ir.plans import Action
 from swapkit.simulation.items import is_weight
 from swapkit.simulation.validation.gaps import find_touches, is_clean
@@ -78,6 +79,7 @@ def test_step_when_a_plan_is_faster_with_weights_then_they_leave_though_there_is
     share: float, is_faster: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan_maker, "measure_machine", slow_to_copy_out)
+    monkeypatch.setattr(weights, "has_compiled", lambda: False)  # by other tests of this process
     model, optimizer = make("adapters")
     expected = train(model, optimizer, STEPS, rows=512), bits_of(model, optimizer)
     del model, optimizer

@@ -187,6 +187,7 @@ class Tried:
     rescues: int
     is_host_bound: bool = False  # whether `seconds` is host time, and longer than predicted
     is_known: bool = False  # whether `seconds` is the median of several steps
+    is_pace: bool = False  # whether `seconds` was measured on the device
     share: float = 1.0  # of the budget that the plan is for
 
     @property
@@ -401,7 +402,10 @@ class Case:
         predicted gets two more steps.
         """
         plan, self.leader = self.candidates[0], None
-        tried = Tried(plan, outcome.seconds, outcome.rescues, share=self.candidates_share)
+        is_pace = outcome.timing is Timing.PACE
+        tried = Tried(
+            plan, outcome.seconds, outcome.rescues, share=self.candidates_share, is_pace=is_pace
+        )
         if outcome.rescues or outcome.timing is Timing.HOST:
             return tried
         if outcome.timing is Timing.LEAD:

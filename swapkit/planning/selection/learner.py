@@ -367,7 +367,10 @@ class Learner(LeanTrials):
             return
         case.plan_seconds.append(seconds)
         if len(case.plan_seconds) == TIMED_STEPS:
-            trial.seconds, trial.is_known = statistics.median(case.plan_seconds), True
+            # Settled steps are timed on the host, which may be ahead of the device.
+            least = trial.seconds if trial.is_pace else 0.0
+            trial.seconds = max(least, statistics.median(case.plan_seconds))
+            trial.is_known = True
             case.plan_seconds = []
 
     def _note_odd(self, case: Case, what: str) -> None:
