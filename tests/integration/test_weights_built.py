@@ -119,6 +119,25 @@ def test_weights_when_made_after_others_have_left_then_they_may_leave_at_once() 
         assert session.stats.peak_bytes <= 6 * PART
 
 
+def test_session_when_a_former_one_left_weights_on_the_host_then_it_trains_the_model_too() -> None:
+    swapkit.uninstall()
+    swapkit.install(device="cpu", limit=8 * PART)  # as much as the device has
+    found = []
+    model: nn.Module | None = None
+    for _ in range(3):
+        with swapkit.budget(6 * PART, model) as session:
+            if model is None:
+                torch.manual_seed(0)
+                model = nn.Sequential(*[Frozen() for _ in range(15)])
+            x = torch.ones(8, WIDTH, requires_grad=True)
+            model(x).sum().backward()
+            assert x.grad is not None
+            found.append(digest_of(x.grad))
+            assert "stay" not in session.explain()
+            assert session.stats.peak_bytes <= 6 * PART
+    assert found == found[:1] * 3
+
+
 @pytest.mark.parametrize("policy", ["auto", "swap", "rescue"])
 def test_step_when_it_does_not_fit_beside_a_model_that_does_then_weights_leave_in_its_middle(
     policy: str,

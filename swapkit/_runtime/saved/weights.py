@@ -75,6 +75,7 @@ class Weights:
         self._has_rest = False  # whether others may do so now
         self._refusal: RuntimeError | None = None  # why weights cannot be watched
         self._is_captured = False  # whether a graph knows addresses
+        self._lacks_room = False  # whether some could not be brought, to be watched
         self._is_here: Callable[[], bool] = bool
         self._operators: dict[type, ReplacedMethod[TrapListener]] = {}  # of classes of wrappers
         self._is_kept: Callable[[torch.nn.Module], bool] = bool
@@ -201,9 +202,22 @@ class Weights:
                 for each in tensors:
                     self._see_operators(each)
                     for part in list_parts(each):
-                        self._mover.watch(part, self._min_bytes)
+                        self._watch_part(part)
         except RuntimeError as error:  # which matters if they have to leave
             self._refusal = error
+
+    def _watch_part(self, part: torch.Tensor) -> None:
+        try:
+            self._mover.watch(part, self._min_bytes)
+        except torch.OutOfMemoryError:  # an ended session has left it on the host
+            self._lacks_room = True
+
+    def take_rest(self) -> None:
+        """Watch weights that an ended session has left on the host, as far as others leave."""
+        if self._lacks_room:
+            self._lacks_room = False
+            for module in list(self._modules.values()):
+                self.changed(module, None, None)
 
     # ---- when they leave -------------------------------------------------------------------------
 

@@ -276,6 +276,7 @@ class SessionLife:
         for swappers in (thread_state.sessions, installation.runtime.active):
             undo.add(functools.partial(_remove, swappers, self.swapper))
             swappers.append(self.swapper)
+        self.swapper.weights.take_rest()
 
     def _hold_weights(self) -> None:
         """Let weights leave when memory runs out: now, if more than the limit is in use."""
