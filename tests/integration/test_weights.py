@@ -141,7 +141,7 @@ def train(
     first: int = 0,
     rows: int = 16,
 ) -> list[str]:
-    """Return the bits of each step's loss and gradients; `first`: the number of the first one."""
+    """Return the bits of each step: loss, gradients, random state. `first`: the first number."""
     found = []
     for step in range(first, first + steps):
         torch.manual_seed(step)
@@ -149,7 +149,7 @@ def train(
         loss.backward()
         # No variable: the gradients are freed before those of the next step.
         given = (each.grad for each in model.parameters() if each.grad is not None)
-        found.append(digest([loss.detach(), *given]))
+        found.append(digest([loss.detach(), *given, torch.get_rng_state()]))
         optimizer.step()
         optimizer.zero_grad()
     return found
