@@ -143,6 +143,52 @@ SK_TEST(plan, test_simulate_when_clean_item_goes_on_then_it_is_away_at_both_ends
     CHECK_STATUS(SK_INVALID, sk_plan_check(&s.problem));
 }
 
+/* The same, but the step writes item 0 in slot 1: its copy out from 2 to 3 frees its memory. */
+SK_TEST(plan, test_simulate_when_written_item_goes_on_then_it_is_copied_out_behind_its_last_use) {
+    step s;
+    result r;
+    step_init(&s);
+    s.births[0] = 0;
+    s.readies[0] = s.releases[0] = -1;
+    s.uses[0] = s.deaths[0] = 1;
+    s.tails[0] = 2;
+    s.is_weight[0] = true;
+    s.can[0] = s.can[1] = false; /* recomputed; swapped */
+    s.own_steps[0] = s.own_steps[1] = -1;
+    s.problem.can_swap = (const bool[]){true, true};
+    s.nbytes[0] = 10;
+    s.machine.in_bytes_per_second = s.machine.out_bytes_per_second = 10;
+    CHECK_OK(sk_plan_check(&s.problem));
+    CHECK_OK(step_run(&s, SK_PLAN_SWAP, SK_PLAN_KEEP, &r));
+    CHECK(r.items[3][0] == 0 && r.items[0][0] == 2 && r.items[1][0] == 3 && r.items[2][0] == 3);
+    CHECK_EQUAL(10, r.run.host_peak_bytes);
+    s.tails[0] = 4; /* its last use is in the last slot: the step ends with the copy */
+    CHECK_OK(step_run(&s, SK_PLAN_SWAP, SK_PLAN_KEEP, &r));
+    CHECK(r.items[0][0] == 4 && r.run.seconds == 5 && r.run.stall_seconds == 1);
+    s.machine.host_bytes = 9; /* there is no room for the copy of the step before */
+    CHECK_OK(step_run(&s, SK_PLAN_SWAP, SK_PLAN_KEEP, &r));
+    CHECK(r.run.seconds == INFINITY && r.run.stuck_slot == 0);
+}
+
+/* Item 1 is the stretch after item 0 of the same weight: it has the copy of item 0, if that left.
+ */
+SK_TEST(plan, test_simulate_when_a_former_part_has_left_then_the_next_one_needs_no_copy_out) {
+    step s;
+    result r;
+    step_init(&s);
+    s.is_weight[0] = s.is_weight[1] = true;
+    s.formers[1] = 0;
+    CHECK_OK(sk_plan_check(&s.problem));
+    CHECK_OK(step_run(&s, SK_PLAN_SWAP, SK_PLAN_SWAP, &r));
+    CHECK(r.items[1][0] > r.items[0][0] && r.items[1][1] == r.items[0][1]);
+    CHECK_OK(step_run(&s, SK_PLAN_KEEP, SK_PLAN_SWAP, &r));
+    CHECK(r.items[1][1] > r.items[0][1]);
+    s.formers[0] = 1;
+    CHECK_STATUS(SK_INVALID, sk_plan_check(&s.problem));
+    s.formers[0] = 2;
+    CHECK_STATUS(SK_INVALID, sk_plan_check(&s.problem));
+}
+
 SK_TEST(plan, test_simulate_when_slot_waits_then_it_ends_with_the_transfer) {
     step s;
     result r;

@@ -40,13 +40,28 @@ static const char *fault_of_slots(const sk_plan_problem *problem, int32_t item) 
     return NULL;
 }
 
+/* A part of a weight follows others, down to one that is always clean, or never. */
+static const char *fault_of_formers(const sk_plan_problem *problem, int32_t item) {
+    for (int32_t steps = 0; steps <= problem->nitems; steps++) {
+        int32_t former = problem->formers[item];
+        if (former < -1 || former >= problem->nitems) {
+            return "a former part out of range";
+        }
+        if (former == -1 || former == item) {
+            return NULL;
+        }
+        item = former;
+    }
+    return "former parts in a circle";
+}
+
 static const char *fault_of_item(const sk_plan_problem *problem, int32_t item) {
     const char *fault = fault_of_slots(problem, item);
+    if (fault == NULL) {
+        fault = fault_of_formers(problem, item);
+    }
     if (fault != NULL) {
         return fault;
-    }
-    if (problem->formers[item] < -1 || problem->formers[item] >= problem->nitems) {
-        return "a former part out of range";
     }
     if (problem->item_bytes[item] < 0 || problem->chain_bytes[item] < 0) {
         return "negative bytes";
