@@ -140,7 +140,8 @@ class _ChainFinder:
         if number is not None:
             draft.inputs.add(number)
             if is_weight(self._storages[storage]):
-                return self._items[number].death >= draft.item.use
+                is_there = self._items[number].death >= draft.item.use
+                return is_there and self._is_unchanged(storage, operator, draft.item.use)
             return self._can_be_input(self._items[number], operator, draft.item)
         maker = self._storages[storage].birth
         if not self._can_repeat(storage) or maker >= operator or len(draft.steps) >= MOST_STEPS:
@@ -174,6 +175,9 @@ class _ChainFinder:
             return False
         if not about.keeps_bytes(self._touches.last_backward[storage], need):
             return False
+        return self._is_unchanged(storage, operator, need)
+
+    def _is_unchanged(self, storage: int, operator: int, need: int) -> bool:
         writers = self._touches.writers[storage]
         next_write = bisect_left(writers, operator)
         return next_write == len(writers) or writers[next_write] >= need

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from swapkit.errors import InvalidArgument
+from swapkit.ir.passes import SHORTEST_WITHIN, divide_weights
 from swapkit.ir.traces import BEFORE, Event, EventKind, Kind, Operator, Phase, Storage, Trace
 from swapkit.simulation.items import block_of
 from swapkit.simulation.lowering import lower
@@ -350,3 +351,21 @@ def test_lower_when_forward_writes_after_a_save_then_fixed() -> None:
 
     assert items_if_saved_before(2) == 0
     assert items_if_saved_before(3) == 1
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_lower_when_a_weight_is_written_before_backward_then_what_read_it_is_not_made_again(
+    is_written: bool,
+) -> None:
+    operators = [
+        operator("f", (0,), (1,)),
+        operator("f", (), (0,) if is_written else ()),
+        operator("b", (1,)),
+        operator("b", (0,)),
+        *[operator("b")] * SHORTEST_WITHIN,
+    ]
+    weight = plain(BEFORE, len(operators), kind=Kind.STATE)
+    trace = divide_weights(trace_of(operators, [weight, saved(0, 4)]))
+    problem = lower(trace)
+    assert problem.item_storages.tolist() == [0, 1]
+    assert bool(problem.can_recompute[1]) is not is_written
