@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from swapkit.ir.plans import Action
 from swapkit.simulation.items import is_weight
 from swapkit.simulation.validation.gaps import find_touches, is_clean
 from swapkit.testing.planning import planning_at_once
-from tests.integration.test_weights import WIDTH, bits_of, frozen_bytes, make, train
+from tests.integration.test_weights import WIDTH, bits_of, digest, frozen_bytes, make, train
 from tests.support.sessions import steady_machine_like
 
 if TYPE_CHECKING:
@@ -120,6 +121,36 @@ def test_plan_when_made_by_a_policy_then_only_some_move_weights(policy: str) -> 
         else [is_weight(plan.trace.storages[each.storage]) for each in plan.decisions]
     )
     assert any(moved) == (policy == "swap")
+
+
+HIDDEN: list[torch.nn.Module] = []
+
+
+@torch.library.custom_op("swapkit_tests::hidden", mutates_args=())
+def hidden(x: torch.Tensor) -> torch.Tensor:
+    return x + HIDDEN[0].get_parameter("weight").sum() * 1e-4
+
+
+def test_step_when_an_operator_uses_a_weight_that_it_is_not_given_then_it_has_its_bytes() -> None:
+    def run(limit: int = 0) -> list[str]:
+        model, optimizer = make("adapters")
+        HIDDEN[:] = [torch.nn.Linear(WIDTH, WIDTH).requires_grad_(requires_grad=False)]
+        whole = torch.nn.ModuleList([model, *HIDDEN])
+        found = []
+        with planning_at_once(), contextlib.ExitStack() as stack:
+            if limit:
+                stack.enter_context(swapkit.budget(limit, whole, optimizer))
+            for _ in range(8):
+                made = model(torch.ones(16, WIDTH))
+                made.square().mean().backward()
+                found.append(digest([made.detach(), hidden(made.detach())]))
+                optimizer.step()
+                optimizer.zero_grad()
+        HIDDEN.clear()
+        return found
+
+    expected = run()
+    assert run(6 * 4 * WIDTH**2) == expected
 
 
 def test_step_when_the_model_is_evaluated_in_between_then_its_plan_is_followed_from_the_start() -> (

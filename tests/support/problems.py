@@ -98,8 +98,8 @@ def _with_weights(problem: Problem, rng: np.random.Generator, weights: int) -> P
         problem.uses[item] = rng.integers(0, nslots - 1)
         problem.deaths[item] = rng.integers(problem.uses[item], nslots - 1)
         problem.tails[item] = rng.integers(problem.deaths[item] + 1, nslots + 1)
-        if problem.formers[item] < 0:  # the use before the tail is one of the same weight
-            problem.slot_bytes[problem.tails[item] - 1] += problem.item_bytes[item]
+        # The use before the tail is one of the same weight.
+        problem.slot_bytes[problem.tails[item] - 1] += problem.item_bytes[item]
     for part, former in zip(parts, rounds, strict=False):
         is_written = problem.formers[former] < 0 and problem.tails[former] > problem.deaths[part]
         if is_written and problem.births[part] >= problem.deaths[former]:

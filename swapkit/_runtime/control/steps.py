@@ -408,6 +408,7 @@ def find_setting(
         optimizers=optimizers,
         make_room=installation.runtime.make_room if device.makes_reclaimable else None,
         mover=mover if mover.held[0] else None,
+        exclude_key=mover.exclude_held,
     )
 
 

@@ -43,6 +43,7 @@ class Setting:
     make_room: Callable[[], int] | None = None
     counts_outside: bool = False
     mover: Mover | None = None  # of the session whose weights leave; None: none do
+    exclude_key: Callable[[bool], bool] | None = None  # that of weights, on this thread, or not
 
     @property
     def has_data(self) -> bool:

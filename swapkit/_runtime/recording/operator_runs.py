@@ -12,7 +12,7 @@ from swapkit._runtime.compiled import NAMESPACE
 from swapkit._runtime.operators.effects import effects_of
 from swapkit._runtime.operators.names import Operator
 from swapkit._runtime.operators.settings import may_be_random
-from swapkit._runtime.recording.notes import Notes
+from swapkit._runtime.recording.notes import Notes, Setting
 from swapkit._runtime.recording.tables.blocks import NO_WORKSPACE
 from swapkit._runtime.torch_compat.dispatch_modes import SeeingMode, mode_stack
 from swapkit._runtime.torch_compat.internals import (
@@ -115,6 +115,7 @@ class Runs(Protocol):
     """The recorder's interface for the mode. Called on every recorded thread."""
 
     is_paused: bool
+    setting: Setting
 
     def run(self, function: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
         """Run an operator and note it; return its result."""
@@ -128,12 +129,29 @@ class Runs(Protocol):
         """Run an operator again for a region of the user's, and note it."""
 
 
+def run_trapped(
+    exclude_key: Callable[[bool], bool] | None, function: Operator, run: Callable[[], _Result]
+) -> _Result:
+    """Run an operator. That of a library may use weights that it is not given.
+
+    Torch excludes their key in a mode, and so in operators that a body of Python runs.
+    """
+    if exclude_key is None or function.namespace in {"aten", "prims"}:
+        return run()
+    was_excluded = exclude_key(False)  # noqa: FBT003 - in C++
+    try:
+        return run()
+    finally:
+        exclude_key(was_excluded)
+
+
 class RecordingMode(SeeingMode):  # type: ignore[no-untyped-call]
     """Shows operators to a recorder, on the thread that enters it and on its backward threads."""
 
     def __init__(self, recorder: Runs) -> None:
         super().__init__()
         self._recorder: Runs | None = recorder
+        self._exclude_key = recorder.setting.exclude_key
 
     @untraced
     def __torch_dispatch__(
@@ -145,7 +163,7 @@ class RecordingMode(SeeingMode):  # type: ignore[no-untyped-call]
     ) -> Any:  # noqa: ANN401 - whatever the operator returns
         recorder, given = self._recorder, kwargs or {}
         if recorder is None or recorder.is_paused:
-            return func(*args, **given)
+            return run_trapped(self._exclude_key, func, functools.partial(func, *args, **given))
         if func.namespace == NAMESPACE:
             return recorder.run_hook(func, args, given)
         if types and not _are_plain(tuple(types)):

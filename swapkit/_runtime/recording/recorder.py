@@ -17,7 +17,12 @@ from swapkit._runtime.operators.evidence import Evidence
 from swapkit._runtime.operators.names import Operator
 from swapkit._runtime.process.undo import Undo, raise_first
 from swapkit._runtime.recording.notes import NotedOperator, Notes, Setting
-from swapkit._runtime.recording.operator_runs import RecordingMode, form_of, run_timed
+from swapkit._runtime.recording.operator_runs import (
+    RecordingMode,
+    form_of,
+    run_timed,
+    run_trapped,
+)
 from swapkit._runtime.recording.saved_events import Savings
 from swapkit._runtime.recording.tables.blocks import NO_WORKSPACE
 from swapkit._runtime.recording.tables.kept_bytes import Read
@@ -229,6 +234,7 @@ class Recorder(Notes):
         can_plan = _can_plan(is_same=is_same, is_compiled=is_compiled)
         read = self._read_bytes(given, is_same=can_plan)
         run = functools.partial(function, *args, **kwargs)
+        run = functools.partial(run_trapped, self.setting.exclude_key, function, run)
         result, taken, workspace = run_timed(self, function, run, is_same=is_same)
         made: list[torch.Tensor] = []
         tensors_in((result,), made)

@@ -67,7 +67,7 @@ def tail_of(problem: Problem, item: int, result: Run) -> tuple[float, float]:
     """Return when a kept item is in memory for the next step."""
     tail, end = int(problem.tails[item]), float(result.slot_ends[-1])
     is_there = 0 <= tail < len(result.slot_starts)
-    return (float(result.slot_starts[tail]), end) if is_there else (0.0, 0.0)
+    return (float(result.slot_ends[tail - 1]), end) if is_there else (0.0, 0.0)
 
 
 def lives_of(problem: Problem, actions: np.ndarray, result: Run) -> list[list[tuple[float, float]]]:

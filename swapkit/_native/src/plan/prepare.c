@@ -160,8 +160,8 @@ static void add_lives(const sk__plan *plan) {
         } else if (sk__is_swapped(plan, item)) {
             plan->back[plan->run->needs[item]] += nbytes;
             add_copy(plan, item);
-        } else if (sk__goes_on(plan, item) && problem->tails[item] < problem->nslots) {
-            plan->taken[problem->tails[item]] += nbytes;
+        } else if (sk__goes_on(plan, item)) { /* the part that was used last goes on as this one */
+            plan->given[problem->tails[item] - 1] -= nbytes;
         }
     }
 }
@@ -204,7 +204,7 @@ static void add_chains(const sk__plan *plan, const int32_t *by_need, int32_t cou
 
 /* ---- queues ---------------------------------------------------------------------------------- */
 
-static void queue_copies(sk__plan *plan) {
+static void queue_outs(sk__plan *plan) {
     const sk_plan_problem *problem = plan->problem;
     int32_t count = 0;
     for (int32_t item = 0; item < problem->nitems; item++) {
@@ -224,6 +224,11 @@ static void queue_copies(sk__plan *plan) {
             plan->out_place[plan->outs[place]] = place;
         }
     }
+}
+
+/* Count for each slot which copies must be done before it begins. */
+static void count_awaited(const sk__plan *plan) {
+    const sk_plan_problem *problem = plan->problem;
     int32_t place = 0;
     int32_t out = 0; /* copies out that must be done once the copies of `ins` so far are back */
     for (int32_t slot = 0; slot < problem->nslots; slot++) {
@@ -301,6 +306,7 @@ sk_status sk__plan_prepare(sk__plan *plan) {
     find_needs(plan);
     add_lives(plan);
     sort_by_need(plan);
-    queue_copies(plan);
+    queue_outs(plan);
+    count_awaited(plan);
     return SK_OK;
 }
