@@ -49,18 +49,28 @@ def divide_weights(trace: Trace, movable: Container[int] | None = None) -> Trace
         movable: the storages of weights that may leave; None: all weights.
     """
     uses = _find_weights(trace, movable)
+    latest = -1
     for index, operator in enumerate(trace.operators):
-        for number in uses.keys() & {*operator.reads, *operator.writes}:
-            uses[number].append(index)
+        for number in dict.fromkeys((*operator.reads, *operator.writes)):
+            if number in uses:
+                uses[number].append((index, number == latest))
+                latest = number
     divided = _Divided(trace)
     for number, indexes in uses.items():
         if indexes:
-            far = (a + 1 for a, b in pairwise(indexes) if b - a > SHORTEST_WITHIN)
-            divided.divide(number, list(far), is_round=True)
+            far = [
+                a + 1
+                for (a, _), (b, is_next) in pairwise(indexes)
+                # A session moves weights when others are used.
+                if b - a > SHORTEST_WITHIN and not is_next
+            ]
+            divided.divide(number, far, is_round=True)
     return divided.trace()
 
 
-def _find_weights(trace: Trace, movable: Container[int] | None) -> dict[int, list[int]]:
+def _find_weights(
+    trace: Trace, movable: Container[int] | None
+) -> dict[int, list[tuple[int, bool]]]:
     """Return an empty list for each weight of `divide_weights`."""
     return {
         number: []

@@ -16,8 +16,8 @@ from swapkit.ir.plans import Action
 from swapkit.simulation.items import is_weight
 from swapkit.simulation.validation.gaps import find_touches, is_clean
 from swapkit.testing.planning import planning_at_once
-from tests.integration.test_weights import WIDTH, bits_of, digest, frozen_bytes, make, train
-from tests.support.sessions import steady_machine_like
+from tests.integration.test_weights import WIDTH, bits_of, frozen_bytes, make, train
+from tests.support.sessions import digest, steady_machine_like
 
 if TYPE_CHECKING:
     from swapkit._runtime.saved.device import Limits
