@@ -193,22 +193,28 @@ def _check_decision(where: str, decision: Decision) -> None:
             refuse(f"{where}.tier", "'host', as it is not swapped", decision.tier)
 
 
+def _check_moments(where: str, decision: Decision, count: int) -> None:
+    for field in ("release", "prefetch"):
+        slot = getattr(decision, field)
+        if slot is not None and slot >= count:
+            refuse(f"{where}.{field}", f"an operator below {count}", slot)
+
+
+def _check_order(where: str, decision: Decision) -> None:
+    release, prefetch = decision.release, decision.prefetch
+    if release is not None and prefetch is not None and prefetch < release:
+        refuse(f"{where}.prefetch", f"an operator of at least {release}, its release", prefetch)
+
+
 def _check_plan_of(plan: Plan, trace: Trace) -> None:
     count = len(trace.operators)
     for row, decision in enumerate(plan.decisions):
         where = f"decisions[{row}]"
         if decision.storage >= len(trace.storages):
             refuse(f"{where}.storage", f"a storage below {len(trace.storages)}", decision.storage)
-        for field in ("release", "prefetch"):
-            slot = getattr(decision, field)
-            if slot is not None and slot >= count:
-                refuse(f"{where}.{field}", f"an operator below {count}", slot)
+        _check_moments(where, decision, count)
         about = trace.storages[decision.storage]
-        goes_on = (
-            about.continues is not None and about.birth == BEFORE
-        )  # released for the next step
-        release, prefetch = decision.release, decision.prefetch
-        if release is not None and prefetch is not None and prefetch < release and not goes_on:
-            refuse(f"{where}.prefetch", f"an operator of at least {release}, its release", prefetch)
+        if about.continues is None or about.birth != BEFORE:  # not for the next step
+            _check_order(where, decision)
     if plan.signature and trace.signature and plan.signature != trace.signature:
         refuse("signature", f"{trace.signature!r}, the signature of the trace", plan.signature)

@@ -168,7 +168,7 @@ def make_candidates(
         InfeasibleBudget: there is no plan.
         InvalidArgument: an unknown policy.
     """
-    plain = plain or make_plan(trace, machine, policy)
+    plain = _or_make(plain, trace, machine, policy)
     if not plain.decisions or count < 2:
         return (plain,)
     problem = lower(trace)
@@ -186,6 +186,10 @@ def make_candidates(
     return tuple(
         sorted(plans.values(), key=lambda each: (each.budget_bytes, _predicted_seconds(each)))
     )
+
+
+def _or_make(plain: Plan | None, trace: Trace, machine: Machine, policy: str) -> Plan:
+    return make_plan(trace, machine, policy) if plain is None else plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

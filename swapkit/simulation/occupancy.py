@@ -160,13 +160,22 @@ def _list_stays(trace: Trace, plan: Plan, schedule: Schedule) -> list[Presence]:
 
 def _find_stays(trace: Trace, plan: Plan, schedule: Schedule) -> Iterator[Presence]:
     starts, ends = schedule.starts, schedule.ends
-    tails = find_tails(trace, {each.storage for each in schedule.transfers})
     yield Presence(Layer.BASE, 0.0, ends[-1], trace.base_bytes)
     yield from _list_storages(trace, plan, schedule)
     for at, operator in enumerate(trace.operators):
         yield Presence(Layer.TEMPORARY, starts[at], ends[at], operator.workspace_bytes)
     for at, nbytes in _sum_chains(trace, plan, schedule).items():
         yield Presence(Layer.TEMPORARY, starts[at], ends[at], nbytes)
+    yield from _list_copies(trace, plan, schedule)
+    nexts = (*starts[1:], ends[-1])
+    for start, end, nbytes in zip((0.0, *starts[1:]), nexts, trace.memory(), strict=True):
+        yield Presence(Layer.PLAIN, start, end, nbytes)
+
+
+def _list_copies(trace: Trace, plan: Plan, schedule: Schedule) -> Iterator[Presence]:
+    """Yield when copies are on the host or the disk."""
+    ends = schedule.ends
+    tails = find_tails(trace, {each.storage for each in schedule.transfers})
     tiers = {decision.storage: decision.tier for decision in plan.decisions}
     for each in schedule.transfers:
         layer = Layer.DISK if tiers[each.storage] is Tier.DISK else Layer.HOST
@@ -179,9 +188,6 @@ def _find_stays(trace: Trace, plan: Plan, schedule: Schedule) -> Iterator[Presen
             yield Presence(layer, each.out_start, ends[-1], about.nbytes)
         else:
             yield Presence(layer, each.out_start, each.in_end, about.nbytes)
-    nexts = (*starts[1:], ends[-1])
-    for start, end, nbytes in zip((0.0, *starts[1:]), nexts, trace.memory(), strict=True):
-        yield Presence(Layer.PLAIN, start, end, nbytes)
 
 
 def _list_storages(trace: Trace, plan: Plan, schedule: Schedule) -> Iterator[Presence]:

@@ -227,18 +227,23 @@ def _check_decisions(
         if decision.tier is Tier.DISK and not machine.disk_bytes:
             yield f"storage {number}: goes to disk, but the machine has no disk"
         first, need = gaps[number].last + 1, demand.needs[number]
-        former = trace.storages[number].continues
-        tail = len(trace.operators) if former is None else tails.get(former, len(trace.operators))
         if decision.action is Action.RECOMPUTE:  # early for itself, perhaps not for another one
             need = gaps[number].need
-        for what, operator in (("release", decision.release), ("prefetch", decision.prefetch)):
-            if what == "release" and operator is not None and operator > tail:
-                continue
-            if operator is not None and not first <= operator <= need:
-                yield (
-                    f"storage {number}: its {what} is operator {operator}, but it is idle from "
-                    f"operator {first} on, and operator {need} needs it"
-                )
+        moments = {"release": decision.release, "prefetch": decision.prefetch}
+        if (decision.release or 0) > tails.get(trace.storages[number].continues or 0, math.inf):
+            del moments["release"]  # it leaves until the next step
+        yield from _check_moments(number, moments, first, need)
+
+
+def _check_moments(
+    number: int, moments: Mapping[str, int | None], first: int, need: int
+) -> Iterator[str]:
+    for what, operator in moments.items():
+        if operator is not None and not first <= operator <= need:
+            yield (
+                f"storage {number}: its {what} is operator {operator}, but it is idle from "
+                f"operator {first} on, and operator {need} needs it"
+            )
 
 
 def _check_prediction(plan: Plan, trace: Trace) -> Iterator[str]:

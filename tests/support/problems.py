@@ -100,10 +100,7 @@ def _with_weights(problem: Problem, rng: np.random.Generator, weights: int) -> P
         problem.tails[item] = rng.integers(problem.deaths[item] + 1, nslots + 1)
         # The use before the tail is one of the same weight.
         problem.slot_bytes[problem.tails[item] - 1] += problem.item_bytes[item]
-    for part, former in zip(parts, rounds, strict=False):
-        is_written = problem.formers[former] < 0 and problem.tails[former] > problem.deaths[part]
-        if is_written and problem.births[part] >= problem.deaths[former]:
-            problem.formers[part] = former
+    _link_parts(problem, parts, rounds)
     inputs = np.split(problem.inputs, problem.input_starts[1:-1])
     chains, froms = [], []
     for item, made_from in enumerate(inputs):
@@ -117,6 +114,13 @@ def _with_weights(problem: Problem, rng: np.random.Generator, weights: int) -> P
         input_starts=_starts(froms),
         inputs=np.array([other for row in froms for other in row], np.int32),
     )
+
+
+def _link_parts(problem: Problem, parts: np.ndarray, rounds: np.ndarray) -> None:
+    for part, former in zip(parts, rounds, strict=False):
+        is_written = problem.formers[former] < 0 and problem.tails[former] > problem.deaths[part]
+        if is_written and problem.births[part] >= problem.deaths[former]:
+            problem.formers[part] = former
 
 
 def has_copy(problem: Problem, actions: np.ndarray, item: int) -> bool:

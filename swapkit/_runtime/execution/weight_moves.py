@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from swapkit.ir.plans import Action, Plan
-from swapkit.ir.traces import BEFORE, Trace
+from swapkit.ir.traces import Trace
 from swapkit.simulation.items import is_weight
 
 
@@ -32,14 +32,11 @@ def list_weight_uses(trace: Trace, plan: Plan) -> list[WeightUse]:
     """
     uses, first, last = _find_uses(trace)
     operators = [use.operator for use in uses]
-    for decision in plan.decisions:
+    swapped = (each for each in plan.decisions if each.action is Action.SWAP)
+    for decision in (each for each in swapped if is_weight(trace.storages[each.storage])):
         storage = trace.storages[decision.storage]
-        if not is_weight(storage) or decision.action is not Action.SWAP:
-            continue
         assert storage.continues is not None
         use, former = first[decision.storage], last[storage.continues]
-        if use == former and storage.birth != BEFORE:
-            continue  # nothing else is used in between
         uses[former].leaves = True
         if decision.release is not None:
             before = bisect_right(operators, decision.release) - 1

@@ -73,8 +73,7 @@ class Weights:
         self._known_bytes = 0  # that plans know of
         self.do_leave = False  # whether some weights do
         self._has_rest = False  # whether others may do so now
-        self._refusal: RuntimeError | None = None  # why weights cannot be watched
-        self._is_captured = False  # whether a graph knows addresses
+        self._refusal: RuntimeError | None = None  # why no more weights may leave
         self._lacks_room = False  # whether some could not be brought, to be watched
         self._is_here: Callable[[], bool] = bool
         self._operators: dict[type, ReplacedMethod[TrapListener]] = {}  # of classes of wrappers
@@ -144,10 +143,7 @@ class Weights:
         """Watch a tensor that a module has got; None: any (`reported_calls.ChangeListener`)."""
         if not self._is_here():
             return
-        for each, (storage, dtype, part) in (before or {}).items():
-            is_moved = storage_id(each) != storage and each.device == self._device.name
-            if is_moved and each.dtype is dtype and part is not None:
-                self._mover.note_file(each, *part)
+        self._note_files(before or {})
         self._modules[id(module)] = module
         if not self._is_watching:
             self._watch_all(is_needed=False)
@@ -160,9 +156,15 @@ class Weights:
                 self._hold(self._list_leaving([module]))
             self._has_rest = True
 
+    def _note_files(self, before: _Files) -> None:
+        for each, (storage, dtype, part) in before.items():
+            is_moved = storage_id(each) != storage and each.device == self._device.name
+            if is_moved and each.dtype is dtype and part is not None:
+                self._mover.note_file(each, *part)
+
     def captures(self) -> None:
         """Let no more weights leave: a graph that is replayed reads them by their address."""
-        self._is_captured = True
+        self._refusal = RuntimeError("swapkit: a device graph has the addresses of weights")
 
     def _list(self) -> Iterable[torch.Tensor]:
         return (each for module in list(self._modules.values()) for each in _list_of(module))
@@ -265,7 +267,7 @@ class Weights:
 
     @property
     def _is_fixed(self) -> bool:
-        return is_distributed() or self._is_captured or self._refusal is not None
+        return is_distributed() or self._refusal is not None
 
     def have_more_left(self) -> bool:
         """Return whether many more weights leave than plans know of, which then know these."""

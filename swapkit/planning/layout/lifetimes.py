@@ -266,19 +266,10 @@ class _Finder:
 
     def storages(self) -> Iterator[_Stay]:
         """Yield the stays of all storages, each storage's in order."""
-        tails = find_tails(self.trace, self.decisions)
-        away = {  # when weights leave that the next step begins without
-            about.continues: each.released
-            for each in self.transfers.values()
-            if (about := self.trace.storages[each.storage]).continues in tails
-            and about.birth == BEFORE
-        }
+        ends = self._find_ends()
         for number, storage in enumerate(self.trace.storages):
             nbytes = round_up(storage.nbytes, self.rounding_bytes)
-            birth = _operator(storage.birth)
-            death = _gone(tails[number] + 1 if number in tails else storage.death)
-            if number in away:
-                death = max(death, min(self._moment_of(away[number]), _gone(storage.death)))
+            birth, death = _operator(storage.birth), ends.get(number, _gone(storage.death))
             if number not in self.decisions:
                 pieces = [(birth, death)]
             elif self.decisions[number].action is Action.SWAP:
@@ -289,6 +280,18 @@ class _Finder:
             for start, end in pieces:
                 if nbytes and start < end:
                     yield _Stay(number, start, end, nbytes)
+
+    def _find_ends(self) -> dict[int, _Moment]:
+        """Return when weights leave that the next step begins without, by their last parts."""
+        tails = find_tails(self.trace, self.decisions)
+        ends = {number: _gone(tail + 1) for number, tail in tails.items()}
+        for each in self.transfers.values():
+            about = self.trace.storages[each.storage]
+            if about.birth == BEFORE and about.continues in ends:
+                last = self.trace.storages[about.continues]
+                leaves = min(self._moment_of(each.released), _gone(last.death))
+                ends[about.continues] = max(ends[about.continues], leaves)
+        return ends
 
     def _swapped(
         self, number: int, birth: _Moment, death: _Moment

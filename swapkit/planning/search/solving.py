@@ -137,8 +137,7 @@ def plan_problem(
     bound_seconds = math.inf if relaxation is None else relaxation.seconds
     search = Search(trials, effort, bound_seconds)
     starts = [trials.simulate(actions) for actions in known]
-    if relaxation is not None:
-        starts += search.find_starts(_solve_tighter(program, problem, machine))
+    starts += search.find_starts(_solve_tighter(program, problem, machine))
     if not any(start.is_possible for start in starts):
         least = find_least(problem, machine)
         if least.budget_bytes > machine.budget_bytes:

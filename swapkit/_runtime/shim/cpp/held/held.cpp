@@ -265,7 +265,7 @@ bool forget_held(Mover *mover, Held *held) {
         forget_plan(order);
         std::erase(order.written, held);
         std::erase(order.copying, held);
-        std::erase(order.going, held);
+        std::erase_if(order.going, [held](const auto &each) { return each.first == held; });
         if (std::erase(order.last, held) != 0) {
             order.now = std::exchange(order.last, {}); // the places of the others have changed
             begin_order(order);

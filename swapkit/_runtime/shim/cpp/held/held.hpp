@@ -27,6 +27,7 @@
 #include <cstdint>
 #include <deque>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace swapkit {
@@ -54,13 +55,14 @@ struct HeldOrder {
     std::vector<HeldMoves> plan;
     std::size_t done = 0;                         // uses whose moves are due, or were
     std::vector<Held *> leaving, coming, awaited; // due moves
-    std::deque<Held *> going;                     // those that leave, once they are copied out
-    std::uint64_t clock = 0;                      // uses so far
-    std::uint64_t late = 0;                       // uses that waited for the bytes
-    std::deque<Held *> written;                   // in this order; some have been copied since
-    std::deque<Held *> copying;                   // out, while they stay
-    std::size_t behind_bytes = 0;                 // so many may be copied while they stay
-    bool is_over = false;                         // the session has ended
+    // Those that leave, once they are copied out, if this is still their latest use by then.
+    std::deque<std::pair<Held *, std::uint64_t>> going;
+    std::uint64_t clock = 0;      // uses so far
+    std::uint64_t late = 0;       // uses that waited for the bytes
+    std::deque<Held *> written;   // in this order; some have been copied since
+    std::deque<Held *> copying;   // out, while they stay
+    std::size_t behind_bytes = 0; // so many may be copied while they stay
+    bool is_over = false;         // the session has ended
 };
 
 // Operands of one operator, or of one compiled region, that are held. Any thread, with or without

@@ -42,8 +42,7 @@ void note_left(HeldOrder &order) {
     for (Held *each : order.plan.empty() ? std::vector<Held *>() : order.all) {
         const std::vector<Held *> &first = order.plan.front().comes;
         if (each->is_here && !each->uses.empty() && order.plan[each->uses.back()].leaves &&
-            !contains(order.leaving, each) && !contains(order.going, each) &&
-            !contains(first, each)) {
+            !contains(order.leaving, each) && !contains(first, each)) {
             order.leaving.push_back(each);
         }
     }
@@ -51,11 +50,14 @@ void note_left(HeldOrder &order) {
 
 Held *take_going(HeldOrder &order) {
     std::lock_guard guard(held_lock);
-    Held *first = order.going.empty() ? nullptr : order.going.front();
-    if (first != nullptr) {
+    while (!order.going.empty()) {
+        auto [first, last_use] = order.going.front();
         order.going.pop_front();
+        if (first->last_use == last_use) {
+            return first;
+        }
     }
-    return first;
+    return nullptr;
 }
 
 bool is_due(const HeldOrder &order, const Held *running) {
@@ -78,7 +80,7 @@ bool give_up_copied(Mover *mover) {
         // Otherwise gone, or used again meanwhile.
         if (is_gone == 0 && is_here(each) && group_state(each->group) == SK_GROUP_COPYING_OUT) {
             std::lock_guard guard(held_lock);
-            order.going.push_front(each);
+            order.going.emplace_front(each, each->last_use);
             return true;
         }
     }
@@ -103,7 +105,7 @@ bool leave_planned(Mover *mover) {
         }
         if (is_going == 1) {
             std::lock_guard guard(held_lock);
-            order.going.push_back(each);
+            order.going.emplace_back(each, each->last_use);
         }
     }
     for (Held *each : awaited) {
