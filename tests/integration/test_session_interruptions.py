@@ -141,9 +141,9 @@ def test_step_when_its_end_is_interrupted_and_training_goes_on_then_there_is_a_p
     owner: type, name: str, steps: int, plain: Plain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     training = make_training()
-    limit = plain.budget(0.95)
+    limit = plain.budget(0.6)
     operators = count_operators()
-    with swapkit.budget(limit, training.model, training.optimizer, search_steps=2) as session:
+    with swapkit.budget(limit, training.model, training.optimizer, search_steps=4) as session:
         for _ in range(steps):
             training.step()
         interrupt_once(monkeypatch, owner, name)
