@@ -110,21 +110,27 @@ SK_TEST(plan, test_simulate_when_all_is_kept_then_sums) {
     CHECK(isnan(r.items[0][0]));
 }
 
+/* Item 0 is used in slot 1 of each step, and goes on from slot 2 to the next step's slot 0. */
+static void let_go_on(step *s) {
+    static const bool can_swap[NITEMS] = {true, true};
+    s->births[0] = 0;
+    s->readies[0] = s->releases[0] = -1;
+    s->uses[0] = s->deaths[0] = 1;
+    s->tails[0] = 2;
+    s->is_weight[0] = true;
+    s->can[0] = false; /* recomputed */
+    s->own_steps[0] = -1;
+    s->problem.can_swap = can_swap;
+    s->nbytes[0] = 10;
+}
+
 /* Item 0 is used in slot 1 of each step, and not there from slot 2 to the next step's slot 0. */
 SK_TEST(plan, test_simulate_when_clean_item_goes_on_then_it_is_away_at_both_ends) {
     step s;
     result r;
     step_init(&s);
-    s.births[0] = 0;
-    s.readies[0] = s.releases[0] = -1;
-    s.uses[0] = s.deaths[0] = 1;
-    s.tails[0] = 2;
+    let_go_on(&s);
     s.formers[0] = 0; /* always clean */
-    s.is_weight[0] = true;
-    s.can[0] = false; /* recomputed; swapped */
-    s.own_steps[0] = -1;
-    s.problem.can_swap = (const bool[]){true, true};
-    s.nbytes[0] = 10;
     CHECK_OK(sk_plan_check(&s.problem));
     CHECK_OK(step_run(&s, SK_PLAN_KEEP, SK_PLAN_KEEP, &r));
     CHECK_EQUAL(11, r.run.peak_bytes);
@@ -148,15 +154,7 @@ SK_TEST(plan, test_simulate_when_written_item_goes_on_then_it_is_copied_out_behi
     step s;
     result r;
     step_init(&s);
-    s.births[0] = 0;
-    s.readies[0] = s.releases[0] = -1;
-    s.uses[0] = s.deaths[0] = 1;
-    s.tails[0] = 2;
-    s.is_weight[0] = true;
-    s.can[0] = s.can[1] = false; /* recomputed; swapped */
-    s.own_steps[0] = s.own_steps[1] = -1;
-    s.problem.can_swap = (const bool[]){true, true};
-    s.nbytes[0] = 10;
+    let_go_on(&s);
     s.machine.in_bytes_per_second = s.machine.out_bytes_per_second = 10;
     CHECK_OK(sk_plan_check(&s.problem));
     CHECK_OK(step_run(&s, SK_PLAN_SWAP, SK_PLAN_KEEP, &r));

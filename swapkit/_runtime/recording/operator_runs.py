@@ -21,6 +21,7 @@ from swapkit._runtime.torch_compat.internals import (
     disabled_dispatch,
 )
 from swapkit._runtime.torch_compat.isolation import untraced
+from swapkit._runtime.torch_compat.reported_calls import run_with_key
 
 # ---- operator runs -------------------------------------------------------------------------------
 #
@@ -138,11 +139,7 @@ def run_trapped(
     """
     if exclude_key is None or function.namespace in {"aten", "prims"}:
         return run()
-    was_excluded = exclude_key(False)  # noqa: FBT003 - in C++
-    try:
-        return run()
-    finally:
-        exclude_key(was_excluded)
+    return run_with_key(exclude_key, run)
 
 
 class RecordingMode(SeeingMode):  # type: ignore[no-untyped-call]

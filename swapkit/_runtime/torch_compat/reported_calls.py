@@ -27,6 +27,7 @@ from swapkit.ir.traces import StagePlace
 # Methods of torch's classes that are replaced while somebody listens: torch has no hook there.
 
 _Listener = TypeVar("_Listener")
+_Result = TypeVar("_Result")
 
 
 class ReplacedMethod(Generic[_Listener]):
@@ -205,6 +206,15 @@ class TrapListener(Protocol):
         """Exclude the key of weights that leave on this thread, or not; return whether it was."""
 
 
+def run_with_key(exclude_key: Callable[[bool], bool], run: Callable[[], _Result]) -> _Result:
+    """Run something with the key of weights, where torch excludes it."""
+    was_excluded = exclude_key(False)  # noqa: FBT003 - in C++
+    try:
+        return run()
+    finally:
+        exclude_key(was_excluded)
+
+
 def operators_of(kind: type) -> ReplacedMethod[TrapListener]:
     """Return the method of a wrapper's class; a subclass has its own."""
 
@@ -213,11 +223,8 @@ def operators_of(kind: type) -> ReplacedMethod[TrapListener]:
         def run(kind: type, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - of any class
             operator = plain.__get__(None, kind)
             for listener in replaced.listeners_of(made)[:1]:
-                was_excluded = listener.exclude_key(False)  # noqa: FBT003
-                try:
-                    return operator(*args, **kwargs)
-                finally:
-                    listener.exclude_key(was_excluded)
+                call = functools.partial(operator, *args, **kwargs)
+                return run_with_key(listener.exclude_key, call)
             return operator(*args, **kwargs)
 
         made: Any = classmethod(run)
