@@ -144,7 +144,7 @@ def test_step_when_it_does_not_fit_beside_a_model_that_does_then_weights_leave_i
 ) -> None:
     rows = 3 * WIDTH
     expected = train(layers(), rows, 6)
-    limit = WHOLE + 5 * PART  # an operator of backward needs 9 parts besides weights
+    limit = WHOLE + 8 * PART  # backward needs 15 parts besides weights, or what others left
     model = layers()
     weight = model[0].get_parameter("weight")
     with swapkit.budget(limit, model, policy=policy) as session:
