@@ -51,7 +51,9 @@ def _effort(most_work: int, target: int, seed: int, stop: StopFlag) -> CData:
 class NativeItems:
     """Items with lifetimes and sizes, none of which changes. Any thread."""
 
-    def __init__(self, starts: Any, ends: Any, nbytes: Any, fixed: Any | None) -> None:
+    def __init__(
+        self, starts: Any, ends: Any, nbytes: Any, fixed: Any | None, period: int = 0
+    ) -> None:
         """Take int64 arrays, one element for each item; they must not be resized later.
 
         Args:
@@ -59,6 +61,7 @@ class NativeItems:
             ends: when they no longer do.
             nbytes: their sizes.
             fixed: offsets of items that must not move, -1 for the others; None: all may move.
+            period: after which time begins again; 0: it does not.
 
         Raises:
             InvalidArgument: an item that has no life or no bytes, or too many.
@@ -67,7 +70,7 @@ class NativeItems:
         buffers = [ffi.from_buffer("int64_t[]", each) for each in (starts, ends, nbytes)]
         at = ffi.from_buffer("int64_t[]", fixed) if fixed is not None else NULL
         self._buffers = (*buffers, at)
-        self._items = ffi.new("sk_layout_items *", [len(buffers[0]), *self._buffers])
+        self._items = ffi.new("sk_layout_items *", [len(buffers[0]), *self._buffers, period])
         out = ffi.new("sk_layout **")
         check(lib.sk_layout_make(self._items, out))
         self._layout = ffi.gc(out[0], lib.sk_layout_free)
@@ -123,7 +126,7 @@ class NativeItems:
             stop: ends the search early.
 
         Raises:
-            InvalidArgument: more than `MOST_EXACT` items, or fixed ones.
+            InvalidArgument: more than `MOST_EXACT` items, fixed ones, or a period.
         """
         effort = _effort(most_work, capacity, 0, stop)
         outcome = ffi.new("sk_layout_outcome *")

@@ -23,7 +23,7 @@ static void items_few(items *i) {
         i->nbytes[item] = ROWS[item][2];
         i->fixed[item] = -1;
     }
-    i->all = (sk_layout_items){FEW, i->starts, i->ends, i->nbytes, NULL};
+    i->all = (sk_layout_items){FEW, i->starts, i->ends, i->nbytes, NULL, 0};
 }
 
 static void items_many(items *i, uint64_t seed, int32_t count) {
@@ -33,7 +33,7 @@ static void items_many(items *i, uint64_t seed, int32_t count) {
         i->nbytes[item] = 1 + (int64_t)random_below(&seed, 1000);
         i->fixed[item] = -1;
     }
-    i->all = (sk_layout_items){count, i->starts, i->ends, i->nbytes, NULL};
+    i->all = (sk_layout_items){count, i->starts, i->ends, i->nbytes, NULL, 0};
 }
 
 static sk_layout *make(const items *i) {
@@ -128,6 +128,43 @@ SK_TEST(layout, test_make_when_an_item_is_wrong_then_named) {
     CHECK_STATUS(SK_INVALID, sk_layout_make(&i.all, &layout));
     i.all.nitems = -1;
     CHECK_STATUS(SK_INVALID, sk_layout_make(&i.all, &layout));
+    items_few(&i);
+    i.all.period = 2;
+    CHECK_STATUS(SK_INVALID, sk_layout_make(&i.all, &layout));
+    CHECK_CONTAINS(sk_error_text(), "item 2 does not start in the period");
+    i.all.period = -1;
+    CHECK_STATUS(SK_INVALID, sk_layout_make(&i.all, &layout));
+}
+
+/* The first item goes on to where the second ends, the third lies where neither lives. */
+SK_TEST(layout, test_place_when_an_item_goes_on_in_the_next_period_then_at_its_address) {
+    items i;
+    const int64_t rows[FEW][3] = {{6, 11, 4}, {0, 1, 2}, {1, 6, 4}, {3, 13, 1}};
+    items_few(&i);
+    for (int32_t item = 0; item < FEW; item++) {
+        i.starts[item] = rows[item][0];
+        i.ends[item] = rows[item][1];
+        i.nbytes[item] = rows[item][2];
+    }
+    i.all.period = 10;
+    sk_layout *layout = make(&i);
+    int32_t order[FEW];
+    int64_t offsets[FEW];
+    int64_t loads[FEW];
+    int64_t bound = 0;
+    place(layout, FEW, order, offsets);
+    CHECK_EQUAL(0, offsets[0]);
+    CHECK_EQUAL(4, offsets[1]);
+    CHECK_EQUAL(0, offsets[2]);
+    CHECK_EQUAL(6, offsets[3]); /* it always lives */
+    CHECK_EQUAL(7, height_of(&i, offsets));
+    CHECK_OK(sk_layout_measure(layout, &bound, loads));
+    CHECK_EQUAL(7, bound);
+    CHECK_EQUAL(7, loads[0]);
+    CHECK_EQUAL(5, loads[2]);
+    offsets[1] = 3;
+    CHECK_STATUS(SK_CORRUPT, sk_layout_verify(&i.all, offsets, &bound));
+    sk_layout_free(layout);
 }
 
 SK_TEST(layout, test_place_when_the_order_is_wrong_then_invalid) {
@@ -194,7 +231,7 @@ SK_TEST(layout, test_search_when_the_bound_cannot_be_reached_then_impossible) {
         i.ends[item] = rows[item][1];
         i.nbytes[item] = rows[item][2];
     }
-    i.all = (sk_layout_items){COUNT, i.starts, i.ends, i.nbytes, NULL};
+    i.all = (sk_layout_items){COUNT, i.starts, i.ends, i.nbytes, NULL, 0};
     sk_layout *layout = make(&i);
     int64_t bound = 0;
     int64_t offsets[COUNT];

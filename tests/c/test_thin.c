@@ -4,6 +4,7 @@
 
 #include "fixture.h"
 #include "instruments/interpose.h"
+#include "swapkit_lives.h"
 
 enum {
     BUDGET = 32 * MIB,
@@ -189,6 +190,25 @@ SK_TEST(thin, test_thinning_when_work_is_queued_then_it_waits_before_it_unmaps) 
     CHECK(mine.device->nunmapped > BUDGET / GRANULE);
     int64_t waits = stats_of(&mine.f).num_sync_all_streams;
     CHECK(waits > 0 && waits < (int64_t)mine.device->nunmapped / 100); /* once for many */
+    churn_close(&mine);
+}
+
+/* Else no memory could move to the addresses of the layout. */
+SK_TEST(thin, test_layout_when_there_are_many_aliases_then_all_go_once_no_work_is_behind_them) {
+    const sk_place place = {.nbytes = MIB, .room_bytes = MIB};
+    churn mine = churn_open();
+    for (unsigned i = 0; i < ROUNDS; i++) {
+        churn_once(&mine, i);
+    }
+    sk_pool_set_lives(mine.f.pool, SK_LIVES_NOTED);
+    int64_t before = stats_of(&mine.f).unmaps;
+    CHECK_OK(sk_pool_set_layout(mine.f.pool, &place, 1, MIB));
+    CHECK(stats_of(&mine.f).unmaps - before > 2 * (BUDGET / GRANULE));
+    CHECK_EQUAL(0, mine.device->nearly);
+    before = stats_of(&mine.f).unmaps;
+    CHECK_OK(sk_pool_set_layout(mine.f.pool, &place, 1, MIB));
+    CHECK_EQUAL(before, stats_of(&mine.f).unmaps);
+    CHECK_OK(sk_pool_check(mine.f.pool));
     churn_close(&mine);
 }
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import swapkit
+from swapkit._runtime.allocators.installation import require_installation
 from swapkit._runtime.control import plan_maker
 from swapkit._runtime.saved import weights
 from swapkit.ir.plans import Action
@@ -71,6 +72,20 @@ def test_step_when_weights_are_planned_then_their_traffic_and_bits_are_as_predic
     # On a busy machine, a weight may be used again before its copy out is whole. Then it stays.
     seen = traffic[-8:] if name in {"trained", "half"} else traffic[-1:]
     assert (0, *moved_bytes(plan)) in seen
+
+
+def test_steps_when_they_repeat_then_streamed_weights_lie_at_planned_addresses() -> None:
+    model, optimizer = make("adapters")
+    layout = require_installation(torch.device("cpu")).layout
+    assert layout is not None
+    limit = int(frozen_bytes(model) * 0.6)
+    mapped = []
+    with planning_at_once(), swapkit.budget(limit, model, optimizer):
+        for step in range(3 * STEPS):
+            before, hits = swapkit.memory_stats()["maps"], layout.stats().hits
+            train(model, optimizer, 1, first=step)
+            mapped.append((swapkit.memory_stats()["maps"] - before, layout.stats().hits > hits))
+    assert (0, True) in mapped[-8:]
 
 
 @pytest.mark.parametrize(

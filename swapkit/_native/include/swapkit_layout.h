@@ -4,6 +4,9 @@
  * offset, so that no two that live at the same time overlap. Its *height* is the end of the highest
  * item. No layout is lower than the *bound*: the most bytes alive at any time.
  *
+ * Time may be a circle, as where steps repeat: an item that ends behind the *period* lives from its
+ * start to the end of the period, and from 0 to where it ends in the next one.
+ *
  * A layout of items never changes after it is made: every function but sk_layout_free() may run on
  * several threads at once. No function takes a lock or calls back. Results depend on the arguments
  * alone, never on time, except that a set stop flag ends a search early.
@@ -19,9 +22,10 @@ typedef struct sk_layout sk_layout;
 typedef struct sk_layout_items {
     int32_t nitems;
     const int64_t *starts; /* nitems, like all arrays below */
-    const int64_t *ends;   /* exclusive, above the start */
+    const int64_t *ends;   /* exclusive, above the start; at most a period above it */
     const int64_t *nbytes; /* above 0; their sum is at most SK_LAYOUT_MOST_BYTES */
     const int64_t *fixed;  /* the offset of an item that must not move; -1: free. NULL: all free */
+    int64_t period;        /* starts are from 0 to below it; 0: time is no circle */
 } sk_layout_items;
 
 #define SK_LAYOUT_MOST_BYTES ((int64_t)1 << 60)
@@ -76,8 +80,8 @@ SK_API SK_NODISCARD sk_status sk_layout_press(const sk_layout *layout,
                                               const sk_layout_effort *effort, int64_t *offsets,
                                               int64_t *work);
 /* Search every layout of at most the target's height, by depth; needs memory for nitems squared.
- * `offsets` is set if one is found. SK_INVALID: more than SK_LAYOUT_MOST_EXACT items, or fixed
- * ones. */
+ * `offsets` is set if one is found. SK_INVALID: more than SK_LAYOUT_MOST_EXACT items, fixed ones,
+ * or a period. */
 SK_API SK_NODISCARD sk_status sk_layout_search(const sk_layout *layout,
                                                const sk_layout_effort *effort, sk_layout_rule rule,
                                                int64_t *offsets, sk_layout_outcome *outcome);

@@ -40,19 +40,23 @@ class Lifetimes:
 
     Item i lives from `starts[i]` until just before `ends[i]`, in any unit of time. An item of
     `fixed` with an offset has been placed and must not move; `FREE` is any other.
+
+    With a `period`, time is a circle: starts lie in it, and an item that ends behind it lives on
+    from 0.
     """
 
     starts: Times
     ends: Times
     nbytes: Bytes
     fixed: Bytes | None = None
+    period: int = 0  # 0: time is no circle
 
     def __post_init__(self) -> None:
         """Take copies of the arrays.
 
         Raises:
             InvalidArgument: not whole numbers, arrays of different lengths, or an item that ends
-                before it starts, has no bytes, or a negative offset.
+                before it starts, has no bytes, or a negative offset; or does not suit the period.
         """
         columns = {"starts": self.starts, "ends": self.ends, "nbytes": self.nbytes}
         if self.fixed is not None:
@@ -64,6 +68,10 @@ class Lifetimes:
             message = f"expected one value for each item in all arrays, got lengths {lengths}"
             raise InvalidArgument(message)
         self._check("ends", self.ends > self.starts, "is not after its start")
+        if self.period:
+            is_inside = (self.starts >= 0) & (self.starts < self.period)
+            self._check("starts", is_inside, f"is not in the period of {self.period}")
+            self._check("ends", self.ends - self.starts <= self.period, "is a period too late")
         self._check("nbytes", self.nbytes > 0, "is not above 0; leave such items out")
         if float(self.nbytes.sum(dtype=np.float64)) > MOST_BYTES:
             message = f"the items have more than {MOST_BYTES} bytes in total"
@@ -149,7 +157,8 @@ class StepLifetimes:
 
     Stay i is that of storage `storages[i]` (`NO_STORAGE`: of an operator's workspace, or of what
     recomputing needs in between) and begins at operator `operators[i]`, or in the wait before it.
-    A storage that is swapped or recomputed has two stays, in order.
+    A storage that is swapped or recomputed has two stays, in order. A weight's last one may go on
+    in the next step.
     """
 
     lifetimes: Lifetimes
@@ -204,28 +213,60 @@ def find_lifetimes(
     stays = _join(trace, [*finder.storages(), *finder.workspaces()])
     whole = {stay for stay in stays if _is_throughout(trace, stay)}
     resident = round_up(trace.base_bytes, rounding_bytes) + sum(stay.nbytes for stay in whole)
-    return _number([stay for stay in stays if stay not in whole], resident)
+    return _number(trace, [stay for stay in stays if stay not in whole], resident)
 
 
-def _number(stays: list[_Stay], resident_bytes: int) -> StepLifetimes:
+def _number(trace: Trace, stays: list[_Stay], resident_bytes: int) -> StepLifetimes:
     """Return stays as arrays, with their moments numbered in order."""
     moments = sorted({moment for stay in stays for moment in (stay.start, stay.end)})
     numbers = {moment: number for number, moment in enumerate(moments)}
+    going_on = _find_going_on(trace, stays)
+    period = numbers[moments[-1]] if going_on else 0
+    ends_of = {last: numbers[first.end] + period for first, last in going_on.items()}
     rows = [
-        (numbers[each.start], numbers[each.end], each.nbytes, each.storage, each.start.window // 2)
+        (
+            numbers[each.start],
+            ends_of.get(each, numbers[each.end]),
+            each.nbytes,
+            each.storage,
+            each.start.window // 2,
+        )
         for each in stays
+        if each not in going_on
     ]
     starts, ends, nbytes, storages, operators = np.array(rows, np.int64).reshape(-1, 5).T
     return StepLifetimes(
-        lifetimes=Lifetimes(starts, ends, nbytes),
+        lifetimes=Lifetimes(starts, ends, nbytes, period=period),
         storages=storages,
         operators=operators,
         resident_bytes=resident_bytes,
     )
 
 
+def _find_going_on(trace: Trace, stays: list[_Stay]) -> dict[_Stay, _Stay]:
+    """Return the stays that a step begins with, and those of the step before that go on so.
+
+    A weight that is there at a step's end does not move: the next step finds it at its address.
+    """
+    weights = [
+        (trace.storages[each.storage].module, each)
+        for each in stays
+        if each.storage != NO_STORAGE and is_weight(trace.storages[each.storage])
+    ]
+    lasting = {name: each for name, each in weights if _lasts(trace, each)}
+    return {
+        each: lasting[name]
+        for name, each in weights
+        if each.start == _operator(BEFORE) and name in lasting
+    }
+
+
+def _lasts(trace: Trace, stay: _Stay) -> bool:
+    return stay.end.window >= 2 * len(trace.operators)
+
+
 def _is_throughout(trace: Trace, stay: _Stay) -> bool:
-    return stay.start.window < 0 and stay.end.window >= 2 * len(trace.operators)
+    return stay.start.window < 0 and _lasts(trace, stay)
 
 
 def _operator(number: int) -> _Moment:

@@ -140,9 +140,11 @@ class Measures:
     @classmethod
     def of(cls, lifetimes: Lifetimes, bound: int, loads: NDArray[np.int64]) -> Measures:
         """Measure items; `loads` are the most bytes alive during each one's life."""
-        times = np.unique(np.concatenate((lifetimes.starts, lifetimes.ends)))
+        laps = lifetimes.ends > (lifetimes.period or lifetimes.ends)  # in the next period
+        last = lifetimes.ends - laps * lifetimes.period
+        times = np.unique(np.concatenate((lifetimes.starts, last)))
         starts = np.searchsorted(times, lifetimes.starts)
-        ends = np.searchsorted(times, lifetimes.ends)
+        ends = np.searchsorted(times, last) + laps * len(times)
         step = int(bound * CRITICAL_SHARE) + 1
         return cls(
             starts=starts,
@@ -287,12 +289,16 @@ def _run(
     return _finish(lifetimes, best.offsets, search.bound, best.method, limits)
 
 
+def _as_native(lifetimes: Lifetimes) -> native.NativeItems:
+    some = lifetimes
+    return native.NativeItems(some.starts, some.ends, some.nbytes, some.fixed, some.period)
+
+
 def _finish(
     lifetimes: Lifetimes, offsets: Bytes, bound: int, method: str, limits: SearchLimits
 ) -> MemoryLayout:
     """Check a layout and return it."""
-    items = native.NativeItems(lifetimes.starts, lifetimes.ends, lifetimes.nbytes, lifetimes.fixed)
-    height = items.verify(offsets)
+    height = _as_native(lifetimes).verify(offsets)
     offsets.flags.writeable = False
     return MemoryLayout(
         offsets=offsets,
@@ -314,9 +320,7 @@ class _Search:
         self.limits = limits
         self.effort = effort
         self.target = 0
-        self.items = native.NativeItems(
-            lifetimes.starts, lifetimes.ends, lifetimes.nbytes, lifetimes.fixed
-        )
+        self.items = _as_native(lifetimes)
         loads = np.empty(len(lifetimes), np.int64)
         self.bound = self.items.measure(loads)
         self.measures = Measures.of(lifetimes, self.bound, loads)
@@ -329,7 +333,10 @@ class _Search:
         """Search until the target is reached or the work is done; return the lowest placement."""
         count = len(self.lifetimes)
         can_be_exact = (
-            count <= native.MOST_EXACT and not self.lifetimes.has_fixed and self.effort >= 1
+            count <= native.MOST_EXACT
+            and not self.lifetimes.has_fixed
+            and not self.lifetimes.period
+            and self.effort >= 1
         )
         for step in self._steps(has_capacity=has_capacity, can_be_exact=can_be_exact):
             step()
@@ -405,9 +412,11 @@ class _Search:
         hard = self.is_hard
         if self.lifetimes.has_fixed or not hard.any():
             return self._press(begun, seed, work)
-        starts, ends, nbytes = self.lifetimes.starts, self.lifetimes.ends, self.lifetimes.nbytes
+        some = self.lifetimes
         offsets = begun.offsets[hard]
-        items = native.NativeItems(starts[hard], ends[hard], nbytes[hard], None)
+        items = native.NativeItems(
+            some.starts[hard], some.ends[hard], some.nbytes[hard], None, some.period
+        )
         items.press(
             offsets,
             most_work=int(work * HARD_WORK),
@@ -418,9 +427,7 @@ class _Search:
         fixed = np.full(len(hard), FREE, np.int64)
         fixed[hard] = offsets
         around = np.empty(len(hard), np.int64)
-        used = native.NativeItems(starts, ends, nbytes, fixed).place(
-            begun.order, native.FIRST_FIT, around
-        )
+        used = _as_native(replace(some, fixed=fixed)).place(begun.order, native.FIRST_FIT, around)
         found = self._as_improved(begun, begun.order, around)
         lower = found if found.height < begun.height else begun
         return self._press(lower, seed, int(work * (1 - HARD_WORK)) - used)

@@ -97,9 +97,8 @@ def make_boxes(lives: VaryingLives) -> list[Box]:
 # From the lives of a step's blocks, as the pool noted them, to lifetimes that a layout places.
 #
 # A step repeats, so its lifetimes lie on a circle: a gradient may live from one backward pass to
-# the beginning of the next step. The circle is cut where the fewest bytes are in use. What is in
-# use at the cut gets its address for all of the step. Blocks that last longer stay where they are.
-# Blocks whose sizes vary share boxes.
+# the beginning of the next step. Blocks that last longer stay where they are. Blocks whose sizes
+# vary share boxes.
 
 
 def _type_of(fields: Sequence[native.Field], nbytes: int) -> np.dtype[np.void]:
@@ -126,13 +125,14 @@ PLACE = _type_of(native.PLACE_FIELDS, native.PLACE_BYTES)
 class StepLives:
     """The blocks of one step that a layout may place. Times count takes and frees of the step.
 
-    `starts`, `ends` and `nbytes` are those of items: blocks, and boxes of several blocks.
+    `starts`, `ends` and `nbytes` are those of items: blocks, and boxes of several blocks. An item
+    that ends behind `length` lives on in the next step.
     """
 
     requests: NDArray[np.void]  # of `LIFE`, in the pool's order
     items: Numbers  # the item of each request
     starts: Numbers
-    ends: Numbers  # exclusive; at most `length`
+    ends: Numbers  # exclusive
     nbytes: Numbers
     length: int
     step_bytes: int  # of all requests of the step
@@ -144,7 +144,7 @@ class StepLives:
 
     def lifetimes(self) -> Lifetimes:
         """Return the lifetimes of the items, for `place`."""
-        return Lifetimes(starts=self.starts, ends=self.ends, nbytes=self.nbytes)
+        return Lifetimes(self.starts, self.ends, self.nbytes, period=self.length)
 
     def places(self, offsets: Numbers) -> NDArray[np.void]:
         """Return the requests with the addresses of their items, as the pool takes them."""
@@ -154,8 +154,8 @@ class StepLives:
         places["nbytes"] = np.where(self.requests["varies"] != 0, 0, self.requests["nbytes"])
         places["offset"] = offsets[self.items]
         places["room_bytes"] = self.nbytes[self.items]
-        crosses = (self.starts == 0) & (self.ends == self.length)  # needed at any time
-        places["begin"] = self.starts[self.items]
+        crosses = self.ends > self.length  # counts as needed at any time
+        places["begin"] = np.where(crosses, 0, self.starts)[self.items]
         places["end"] = np.where(crosses, 0, self.ends)[self.items]
         return places
 
@@ -227,8 +227,7 @@ def read_step(buffer: bytes, times: native.StepMarks, *, longest: bool = False) 
         nbytes = np.bincount(inverse, weights=lives["nbytes"][made].astype(np.float64))
         made &= lives["stream"] == streams[int(np.argmax(nbytes))]
     requests = lives[made].copy()
-    starts, ends = _cut(starts[made], ends[made], requests["nbytes"].astype(np.int64), length)
-    return _with_boxes(requests, starts, ends, length=length, step_bytes=step_bytes)
+    return _with_boxes(requests, starts[made], ends[made], length=length, step_bytes=step_bytes)
 
 
 def _with_boxes(
@@ -258,30 +257,10 @@ def _with_boxes(
         requests=requests,
         items=items,
         starts=np.append(starts[fixed], np.array([box.start for box in boxes], np.int64)),
-        ends=np.append(ends[fixed], np.array([box.end for box in boxes], np.int64)),
+        ends=np.append(
+            ends[fixed], np.array([min(box.end, box.start + length) for box in boxes], np.int64)
+        ),
         nbytes=np.append(fixed_bytes, np.array([box.room_bytes for box in boxes], np.int64)),
         length=length,
         step_bytes=step_bytes,
     )
-
-
-def _cut(starts: Numbers, ends: Numbers, nbytes: Numbers, length: int) -> tuple[Numbers, Numbers]:
-    """Cut the circle of a step where the fewest bytes are in use; return times since the cut.
-
-    Args:
-        starts: in [0, length).
-        ends: up to `length` later; those above `length` lie in the next step.
-        nbytes: sizes.
-        length: of the circle.
-    """
-    if not len(starts):
-        return starts, ends
-    change = np.zeros(2 * length + 1, np.int64)
-    np.add.at(change, starts, nbytes)
-    np.add.at(change, ends, -nbytes)
-    in_use = np.cumsum(change)
-    cut = int(np.argmin(in_use[:length] + in_use[length : 2 * length]))
-    begun = (starts - cut) % length
-    ended = begun + (ends - starts)
-    crosses = ended > length
-    return np.where(crosses, 0, begun), np.where(crosses, length, ended)

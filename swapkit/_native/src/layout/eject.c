@@ -27,11 +27,6 @@ enum {
     UNIT_WEIGHT = 1 << 24 /* of an item that takes everything */
 };
 
-typedef struct sk__sections {
-    int32_t first;
-    int32_t end;
-} sk__sections;
-
 typedef struct sk__top {
     int64_t high;
     int32_t item;
@@ -96,7 +91,7 @@ static void move_places(sk__press *press, int32_t to, int32_t from, int32_t end)
 
 static void set_place(sk__press *press, int32_t place, int32_t item, int64_t offset) {
     press->lows[place] = offset;
-    press->sections[place] = (sk__sections){press->layout->firsts[item], press->layout->ends[item]};
+    press->sections[place] = press->layout->lives[item];
     press->items[place] = item;
 }
 
@@ -109,8 +104,7 @@ static int32_t take_out(sk__press *press, int32_t item, int64_t offset, int32_t 
         int32_t other = press->items[i];
         bool is_out = press->lows[i] + layout->nbytes[other] > offset;
         if (item >= 0) {
-            is_out = is_out && press->sections[i].first < layout->ends[item] &&
-                     press->sections[i].end > layout->firsts[item];
+            is_out = is_out && sk__live_together(&press->sections[i], &layout->lives[item]);
         }
         if (is_out) {
             press->pool[press->npool++] = other;
@@ -181,13 +175,11 @@ static void sort_tops(sk__press *press, int32_t count) {
 }
 
 static void list_beside(sk__press *press, int32_t item) {
-    int32_t first = press->layout->firsts[item];
-    int32_t end = press->layout->ends[item];
+    const sk__sections life = press->layout->lives[item];
     int32_t count = 0;
     for (int32_t i = 0; i < press->nplaced; i++) {
         press->beside[count] = i; /* without a branch: half of them would be predicted wrong */
-        count +=
-            (int32_t)(press->sections[i].first < end) & (int32_t)(press->sections[i].end > first);
+        count += (int32_t)sk__live_together(&press->sections[i], &life);
     }
     for (int32_t i = 0; i < count; i++) {
         int32_t other = press->items[press->beside[i]];
@@ -313,8 +305,9 @@ static void weigh(sk__press *press) {
     const sk_layout *layout = press->layout;
     for (int32_t item = 0; item < layout->nitems; item++) {
         double share = (double)layout->nbytes[item] / (double)layout->bound;
+        const sk__sections *sections = &layout->lives[item];
         double life =
-            (double)(layout->ends[item] - layout->firsts[item]) / (double)layout->nsections;
+            (double)(sections->end - sections->first + sections->wrap) / (double)layout->nsections;
         press->weights[item] = 1 + (int64_t)((LEAST_WEIGHT + share * life) * (double)UNIT_WEIGHT);
     }
 }

@@ -10,6 +10,11 @@ static const char *fault_of(const sk_layout_items *items, int32_t item, int64_t 
     if (items->ends[item] <= items->starts[item]) {
         return "ends before it starts";
     }
+    bool is_late = items->starts[item] < 0 || items->starts[item] >= items->period;
+    if (items->period != 0 &&
+        (is_late || items->ends[item] - items->starts[item] > items->period)) {
+        return "does not start in the period, or lives for longer";
+    }
     if (items->nbytes[item] <= 0 || items->nbytes[item] > left) {
         return "has no bytes, or too many";
     }
@@ -22,8 +27,9 @@ static const char *fault_of(const sk_layout_items *items, int32_t item, int64_t 
 }
 
 static sk_status check_items(const sk_layout_items *items) {
-    if (items->nitems < 0) {
-        return sk__fail(SK_INVALID, "layout: %d items", items->nitems);
+    if (items->nitems < 0 || items->period < 0) {
+        return sk__fail(SK_INVALID, "layout: %d items in a period of %lld", items->nitems,
+                        (long long)items->period);
     }
     int64_t left = SK_LAYOUT_MOST_BYTES;
     for (int32_t item = 0; item < items->nitems; item++) {
@@ -56,7 +62,11 @@ static int compare_moments(const void *left, const void *right) {
     return a->item < b->item ? -1 : a->item > b->item;
 }
 
-/* Fill `firsts`, `ends` and `nsections`. */
+static bool wraps(const sk_layout_items *items, int32_t item) {
+    return items->period != 0 && items->ends[item] > items->period;
+}
+
+/* Fill `lives` and `nsections`. */
 static bool cut_sections(sk_layout *layout, const sk_layout_items *items) {
     size_t count = 2 * (size_t)layout->nitems;
     sk__moment *moments = malloc((count + 1) * sizeof *moments);
@@ -64,23 +74,32 @@ static bool cut_sections(sk_layout *layout, const sk_layout_items *items) {
         return false;
     }
     sk__moment *next = moments;
+    int32_t section = -1;
     for (int32_t item = 0; item < layout->nitems; item++) {
+        int64_t end = items->ends[item];
         *next++ = (sk__moment){items->starts[item], item, true};
-        *next++ = (sk__moment){items->ends[item], item, false};
+        *next++ = (sk__moment){wraps(items, item) ? end - items->period : end, item, false};
+        section = wraps(items, item) ? 0 : section; /* some live from the beginning on */
     }
     qsort(moments, count, sizeof *moments, compare_moments);
-    int32_t section = -1;
-    bool has_ended = true;
+    bool has_ended = section < 0;
     for (size_t i = 0; i < count; i++) {
+        sk__sections *life = &layout->lives[moments[i].item];
         if (moments[i].is_start) {
             section += has_ended;
-            layout->firsts[moments[i].item] = section;
+            life->first = section;
         } else {
-            layout->ends[moments[i].item] = section + 1;
+            life->end = section + 1;
         }
         has_ended = !moments[i].is_start;
     }
     layout->nsections = section + 1;
+    for (int32_t item = 0; item < layout->nitems; item++) {
+        if (wraps(items, item)) {
+            layout->lives[item].wrap = layout->lives[item].end;
+            layout->lives[item].end = layout->nsections;
+        }
+    }
     free(moments);
     return true;
 }
@@ -92,8 +111,11 @@ static bool sum_sections(sk_layout *layout) {
     }
     layout->section = section;
     for (int32_t item = 0; item < layout->nitems; item++) {
-        layout->section[layout->firsts[item]] += layout->nbytes[item];
-        layout->section[layout->ends[item]] -= layout->nbytes[item];
+        const sk__sections *life = &layout->lives[item];
+        layout->section[life->first] += layout->nbytes[item];
+        layout->section[life->end] -= layout->nbytes[item];
+        layout->section[0] += life->wrap > 0 ? layout->nbytes[item] : 0;
+        layout->section[life->wrap] -= life->wrap > 0 ? layout->nbytes[item] : 0;
     }
     int64_t alive = 0;
     for (int32_t section = 0; section < layout->nsections; section++) {
@@ -113,7 +135,7 @@ static bool sum_sections(sk_layout *layout) {
 static bool fill(sk_layout *layout, const sk_layout_items *items) {
     size_t count = (size_t)items->nitems;
     bool has_fixed = items->fixed != NULL;
-    size_t nbytes = count * ((2 + (size_t)has_fixed) * sizeof(int64_t) + 2 * sizeof(int32_t));
+    size_t nbytes = count * ((2 + (size_t)has_fixed) * sizeof(int64_t) + sizeof(sk__sections));
     int64_t *memory = calloc(1, nbytes + 1);
     if (memory == NULL) {
         return false;
@@ -121,13 +143,13 @@ static bool fill(sk_layout *layout, const sk_layout_items *items) {
     layout->memory = memory;
     layout->nitems = items->nitems;
     layout->nbytes = memory;
-    layout->lives = memory + count;
+    layout->is_circle = items->period != 0;
+    layout->lengths = memory + count;
     layout->fixed = has_fixed ? memory + 2 * count : NULL;
-    layout->firsts = (int32_t *)(memory + (2 + (size_t)has_fixed) * count);
-    layout->ends = layout->firsts + count;
+    layout->lives = (sk__sections *)(memory + (2 + (size_t)has_fixed) * count);
     for (size_t item = 0; item < count; item++) {
         layout->nbytes[item] = items->nbytes[item];
-        layout->lives[item] =
+        layout->lengths[item] =
             (int64_t)((uint64_t)items->ends[item] - (uint64_t)items->starts[item]);
         if (layout->fixed != NULL) {
             layout->fixed[item] = items->fixed[item];
@@ -188,8 +210,10 @@ sk_status sk_layout_measure(const sk_layout *layout, int64_t *bound, int64_t *lo
         tree[node] = highest(tree[2 * node], tree[2 * node + 1]);
     }
     for (int32_t item = 0; item < layout->nitems; item++) {
-        loads[item] = find_most(tree, (size_t)layout->firsts[item] + width,
-                                (size_t)layout->ends[item] + width);
+        const sk__sections *life = &layout->lives[item];
+        loads[item] =
+            highest(find_most(tree, (size_t)life->first + width, (size_t)life->end + width),
+                    find_most(tree, width, (size_t)life->wrap + width));
     }
     free(tree);
     return SK_OK;

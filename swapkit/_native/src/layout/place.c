@@ -6,6 +6,8 @@
  * section with. The items that a new one may collide with are thus in one list: that of the window,
  * at the finest level whose stride is as long as the new item's life, that begins at or before it.
  *
+ * A life that goes on in the next period is listed as two; its own list is that of everything.
+ *
  * Inside a window only the sections of the window matter: see window.h. */
 #include <stdlib.h>
 
@@ -104,11 +106,13 @@ static bool add_to_level(sk__level *level, const sk__entry *item) {
 
 static bool add(sk__space *space, int32_t item, int64_t offset) {
     const sk_layout *layout = space->layout;
-    const sk__entry entry = {offset, offset + layout->nbytes[item], layout->firsts[item],
-                             layout->ends[item]};
+    const sk__sections *life = &layout->lives[item];
+    const sk__entry entry = {offset, offset + layout->nbytes[item], life->first, life->end};
+    const sk__entry rest = {entry.low, entry.high, 0, life->wrap};
     space->work += ITEM_WORK;
     for (int32_t number = 0; number < space->nlevels; number++) {
-        if (!add_to_level(&space->levels[number], &entry)) {
+        sk__level *level = &space->levels[number];
+        if (!add_to_level(level, &entry) || (life->wrap > 0 && !add_to_level(level, &rest))) {
             return false;
         }
     }
@@ -117,19 +121,22 @@ static bool add(sk__space *space, int32_t item, int64_t offset) {
 
 /* ---- finding --------------------------------------------------------------------------------- */
 
-static const sk__window *window_of(const sk__space *space, int32_t first, int32_t end) {
+static const sk__window *window_of(const sk__space *space, const sk__sections *life) {
     const sk__level *level = space->levels;
     const sk__level *last = level + space->nlevels - 1;
-    while (level < last && level->stride < end - first) {
+    while (level < last && (level->stride < life->end - life->first || life->wrap > 0)) {
         level++;
     }
-    return &level->windows[first / level->stride];
+    return &level->windows[life->first / level->stride];
+}
+
+static bool is_beside(const sk__entry *entry, const sk__sections *life) {
+    return (entry->first < life->end && entry->end > life->first) || entry->first < life->wrap;
 }
 
 /* A search for a gap, one chunk after the other. */
 typedef struct sk__gap {
-    int32_t first; /* sections */
-    int32_t end;
+    const sk__sections *life;
     int64_t nbytes;
     int64_t top;   /* of what is below */
     int64_t best;  /* the offset of the smallest gap so far; -1: none */
@@ -140,7 +147,7 @@ typedef struct sk__gap {
 static bool find_first(sk__gap *gap, const sk__chunk *chunk) {
     int64_t top = gap->top;
     for (const sk__entry *entry = chunk->entries; entry < chunk->entries + chunk->count; entry++) {
-        if (entry->first < gap->end && entry->end > gap->first) {
+        if (is_beside(entry, gap->life)) {
             if (entry->low - top >= gap->nbytes) {
                 gap->top = top;
                 return true;
@@ -154,7 +161,7 @@ static bool find_first(sk__gap *gap, const sk__chunk *chunk) {
 
 static void find_best(sk__gap *gap, const sk__chunk *chunk) {
     for (const sk__entry *entry = chunk->entries; entry < chunk->entries + chunk->count; entry++) {
-        if (entry->first >= gap->end || entry->end <= gap->first) {
+        if (!is_beside(entry, gap->life)) {
             continue;
         }
         int64_t size = entry->low - gap->top;
@@ -168,9 +175,8 @@ static void find_best(sk__gap *gap, const sk__chunk *chunk) {
 
 static int64_t find(sk__space *space, int32_t item, sk_layout_fit fit) {
     const sk_layout *layout = space->layout;
-    sk__gap gap = {
-        layout->firsts[item], layout->ends[item], layout->nbytes[item], 0, -1, INT64_MAX};
-    const sk__window *window = window_of(space, gap.first, gap.end);
+    sk__gap gap = {&layout->lives[item], layout->nbytes[item], 0, -1, INT64_MAX};
+    const sk__window *window = window_of(space, gap.life);
     bool is_found = false;
     for (int32_t i = 0; i < window->count && !is_found; i++) {
         space->work += window->chunks[i]->count;
@@ -193,13 +199,13 @@ static sk_status fail_memory(void) {
 static bool is_free(const sk__space *space, int32_t item, int64_t offset) {
     const sk_layout *layout = space->layout;
     int64_t high = offset + layout->nbytes[item];
-    const sk__window *window = window_of(space, layout->firsts[item], layout->ends[item]);
+    const sk__window *window = window_of(space, &layout->lives[item]);
     for (int32_t i = 0; i < window->count; i++) {
         const sk__chunk *chunk = window->chunks[i];
         for (const sk__entry *entry = chunk->entries; entry < chunk->entries + chunk->count;
              entry++) {
-            bool is_alive = entry->first < layout->ends[item] && entry->end > layout->firsts[item];
-            if (is_alive && entry->low < high && entry->high > offset) {
+            bool is_in_way = entry->low < high && entry->high > offset;
+            if (is_in_way && is_beside(entry, &layout->lives[item])) {
                 return false;
             }
         }

@@ -60,8 +60,8 @@ static sk_layout_outcome search_group(sk__depth *depth, const sk__group *group);
 static int compare_falling(int64_t a, int64_t b) { return a > b ? -1 : a < b; }
 
 static int compare_areas(const sk_layout *layout, int32_t a, int32_t b) {
-    __int128 left = (__int128)layout->lives[a] * layout->nbytes[a];
-    __int128 right = (__int128)layout->lives[b] * layout->nbytes[b];
+    __int128 left = (__int128)layout->lengths[a] * layout->nbytes[a];
+    __int128 right = (__int128)layout->lengths[b] * layout->nbytes[b];
     return left > right ? -1 : left < right;
 }
 
@@ -78,7 +78,7 @@ static int compare_items(const sk__depth *depth, int32_t a, int32_t b) {
             found = compare_falling(depth->most[a], depth->most[b]);
             break;
         case 'W':
-            found = compare_falling(layout->lives[a], layout->lives[b]);
+            found = compare_falling(layout->lengths[a], layout->lengths[b]);
             break;
         default:
             found = compare_falling(layout->nbytes[a], layout->nbytes[b]);
@@ -107,7 +107,8 @@ static void rank_items(sk__depth *depth, sk__left *left, int32_t count) {
     const sk_layout *layout = depth->layout;
     for (int32_t i = 0; i < count; i++) {
         int64_t most = 0;
-        for (int32_t s = layout->firsts[left[i].item]; s < layout->ends[left[i].item]; s++) {
+        for (int32_t s = layout->lives[left[i].item].first; s < layout->lives[left[i].item].end;
+             s++) {
             most = depth->bytes[s] > most ? depth->bytes[s] : most;
         }
         depth->most[left[i].item] = most;
@@ -150,8 +151,8 @@ static int32_t list_rest(sk__depth *depth, const sk__group *group, int32_t at, b
     const sk_layout *layout = depth->layout;
     const sk__left *placed = &group->left[at];
     int64_t top = placed->offset + layout->nbytes[placed->item];
-    int32_t first = layout->firsts[placed->item];
-    int32_t end = layout->ends[placed->item];
+    int32_t first = layout->lives[placed->item].first;
+    int32_t end = layout->lives[placed->item].end;
     sk__left *rest = depth->left + depth->left_used;
     int32_t count = 0;
     for (int32_t i = 0; i < group->count; i++) {
@@ -159,7 +160,7 @@ static int32_t list_rest(sk__depth *depth, const sk__group *group, int32_t at, b
         if (i == at) {
             continue;
         }
-        if (layout->firsts[left.item] < end && layout->ends[left.item] > first) {
+        if (layout->lives[left.item].first < end && layout->lives[left.item].end > first) {
             *is_covered = true;
             left.offset = left.offset > top ? left.offset : top;
             if (left.offset > depth->effort->target - layout->nbytes[left.item]) {
@@ -200,8 +201,8 @@ static bool may_fit(sk__depth *depth, const sk__group *group, const sk__left *re
     }
     for (int32_t i = 0; i < count; i++) {
         int64_t floor = rest[i].offset > offset ? rest[i].offset : offset;
-        int32_t end = layout->ends[rest[i].item];
-        int32_t section = find_next(depth->next, layout->firsts[rest[i].item]);
+        int32_t end = layout->lives[rest[i].item].end;
+        int32_t section = find_next(depth->next, layout->lives[rest[i].item].first);
         for (; section < end; section = find_next(depth->next, section)) {
             if (!fits(depth, section, floor)) {
                 return false;
@@ -216,7 +217,7 @@ static bool may_fit(sk__depth *depth, const sk__group *group, const sk__left *re
 static bool may_place(const sk__depth *depth, const sk__left *placed) {
     const sk_layout *layout = depth->layout;
     int64_t room = depth->effort->target - placed->offset;
-    for (int32_t s = layout->firsts[placed->item]; s < layout->ends[placed->item]; s++) {
+    for (int32_t s = layout->lives[placed->item].first; s < layout->lives[placed->item].end; s++) {
         if (depth->bytes[s] > room) {
             return false;
         }
@@ -227,8 +228,8 @@ static bool may_place(const sk__depth *depth, const sk__left *placed) {
 static void put(sk__depth *depth, const sk__left *placed) {
     const sk_layout *layout = depth->layout;
     int64_t nbytes = layout->nbytes[placed->item];
-    int32_t end = layout->ends[placed->item];
-    for (int32_t section = layout->firsts[placed->item]; section < end; section++) {
+    int32_t end = layout->lives[placed->item].end;
+    for (int32_t section = layout->lives[placed->item].first; section < end; section++) {
         depth->saved[depth->saved_used++] = depth->tops[section];
         depth->tops[section] = placed->offset + nbytes;
         depth->bytes[section] -= nbytes;
@@ -239,8 +240,8 @@ static void put(sk__depth *depth, const sk__left *placed) {
 
 static void take_back(sk__depth *depth, const sk__left *placed) {
     const sk_layout *layout = depth->layout;
-    int32_t first = layout->firsts[placed->item];
-    int32_t end = layout->ends[placed->item];
+    int32_t first = layout->lives[placed->item].first;
+    int32_t end = layout->lives[placed->item].end;
     for (int32_t section = end - 1; section >= first; section--) {
         depth->tops[section] = depth->saved[--depth->saved_used];
         depth->bytes[section] += layout->nbytes[placed->item];
@@ -258,8 +259,8 @@ static sk_layout_outcome search_part(sk__depth *depth, const sk__left *rest, int
     sk__left *part = depth->left + depth->left_used;
     int32_t found = 0;
     for (int32_t i = 0; i < count; i++) {
-        if (depth->layout->firsts[rest[i].item] >= first &&
-            depth->layout->firsts[rest[i].item] < end) {
+        if (depth->layout->lives[rest[i].item].first >= first &&
+            depth->layout->lives[rest[i].item].first < end) {
             part[found++] = rest[i];
         }
     }
@@ -278,10 +279,10 @@ static sk_layout_outcome search_part(sk__depth *depth, const sk__left *rest, int
 /* Search what is left after `placed`: as one group, or as several if it falls apart. */
 static sk_layout_outcome search_rest(sk__depth *depth, const sk__group *group,
                                      const sk__left *placed, const sk__left *rest, int32_t count) {
-    int32_t end = depth->layout->ends[placed->item];
+    int32_t end = depth->layout->lives[placed->item].end;
     int32_t first = group->first;
     sk_layout_outcome outcome = SK_LAYOUT_FOUND;
-    for (int32_t section = depth->layout->firsts[placed->item];
+    for (int32_t section = depth->layout->lives[placed->item].first;
          section + 1 < end && outcome == SK_LAYOUT_FOUND; section++) {
         if (depth->cuts[section] == 0) {
             outcome = search_part(depth, rest, count, first, section + 1);
@@ -368,7 +369,7 @@ static bool open_depth(sk__depth *depth) {
     size_t nsections = (size_t)layout->nsections;
     size_t spans = 0;
     for (size_t item = 0; item < nitems; item++) {
-        spans += (size_t)(layout->ends[item] - layout->firsts[item]);
+        spans += (size_t)(layout->lives[item].end - layout->lives[item].first);
     }
     depth->tops = calloc(nsections, sizeof depth->tops[0]);
     depth->bytes = malloc(nsections * sizeof depth->bytes[0]);
@@ -400,7 +401,7 @@ static sk_layout_outcome search_all(sk__depth *depth) {
     }
     for (int32_t item = 0; item < layout->nitems; item++) {
         depth->left[item] = (sk__left){.item = item};
-        for (int32_t s = layout->firsts[item]; s + 1 < layout->ends[item]; s++) {
+        for (int32_t s = layout->lives[item].first; s + 1 < layout->lives[item].end; s++) {
             depth->cuts[s]++;
         }
     }
@@ -419,8 +420,9 @@ static sk_layout_outcome search_all(sk__depth *depth) {
 
 static sk_status check_search(const sk_layout *layout, const sk_layout_effort *effort,
                               sk_layout_rule rule) {
-    if (layout->nitems > SK_LAYOUT_MOST_EXACT || layout->fixed != NULL) {
-        return sk__fail(SK_INVALID, "layout: an exact search takes at most %d items, none fixed",
+    if (layout->nitems > SK_LAYOUT_MOST_EXACT || layout->fixed != NULL || layout->is_circle) {
+        return sk__fail(SK_INVALID,
+                        "layout: an exact search takes at most %d items, none fixed, no period",
                         (int)SK_LAYOUT_MOST_EXACT);
     }
     if ((int)rule < 0 || (int)rule >= SK_LAYOUT_RULES || effort->target < 0) {

@@ -22,6 +22,7 @@ typedef struct sk__sweep {
     int32_t *whole; /* items that take all of the node, but not all of its parent */
     size_t ncuts;
     size_t width; /* leaves: a power of two */
+    size_t nevents;
 } sk__sweep;
 
 static int compare_events(const void *left, const void *right) {
@@ -122,7 +123,7 @@ static sk_status fail_overlap(const sk__sweep *sweep, int32_t item) {
 }
 
 static sk_status run_sweep(sk__sweep *sweep) {
-    for (size_t i = 0; i < 2 * (size_t)sweep->items->nitems; i++) {
+    for (size_t i = 0; i < sweep->nevents; i++) {
         int32_t item = sweep->events[i].item;
         int64_t low = sweep->offsets[item];
         size_t from = find_cut(sweep, low);
@@ -136,11 +137,11 @@ static sk_status run_sweep(sk__sweep *sweep) {
 }
 
 static bool open_sweep(sk__sweep *sweep) {
-    size_t nevents = 2 * (size_t)sweep->items->nitems;
-    for (sweep->width = 1; sweep->width < nevents; sweep->width *= 2) {
+    size_t nends = 2 * (size_t)sweep->items->nitems;
+    for (sweep->width = 1; sweep->width < nends; sweep->width *= 2) {
     }
-    sweep->events = malloc(nevents * sizeof sweep->events[0]);
-    sweep->cuts = malloc(nevents * sizeof sweep->cuts[0]);
+    sweep->events = malloc(2 * nends * sizeof sweep->events[0]);
+    sweep->cuts = malloc(nends * sizeof sweep->cuts[0]);
     sweep->most = calloc(2 * sweep->width, sizeof sweep->most[0]);
     sweep->whole = calloc(2 * sweep->width, sizeof sweep->whole[0]);
     return sweep->events != NULL && sweep->cuts != NULL && sweep->most != NULL &&
@@ -149,19 +150,25 @@ static bool open_sweep(sk__sweep *sweep) {
 
 static void fill_sweep(sk__sweep *sweep) {
     const sk_layout_items *items = sweep->items;
-    size_t nevents = 2 * (size_t)items->nitems;
+    size_t nends = 2 * (size_t)items->nitems;
     sk__event *event = sweep->events;
     int64_t *cut = sweep->cuts;
     for (int32_t item = 0; item < items->nitems; item++) {
+        bool wraps = items->period != 0 && items->ends[item] > items->period;
         *event++ = (sk__event){items->starts[item], item, 1};
-        *event++ = (sk__event){items->ends[item], item, -1};
+        *event++ = (sk__event){wraps ? items->period : items->ends[item], item, -1};
+        if (wraps) {
+            *event++ = (sk__event){0, item, 1};
+            *event++ = (sk__event){items->ends[item] - items->period, item, -1};
+        }
         *cut++ = sweep->offsets[item];
         *cut++ = sweep->offsets[item] + items->nbytes[item];
     }
-    qsort(sweep->events, nevents, sizeof sweep->events[0], compare_events);
-    qsort(sweep->cuts, nevents, sizeof sweep->cuts[0], compare_addresses);
+    sweep->nevents = (size_t)(event - sweep->events);
+    qsort(sweep->events, sweep->nevents, sizeof sweep->events[0], compare_events);
+    qsort(sweep->cuts, nends, sizeof sweep->cuts[0], compare_addresses);
     sweep->ncuts = 0;
-    for (size_t i = 0; i < nevents; i++) {
+    for (size_t i = 0; i < nends; i++) {
         if (i == 0 || sweep->cuts[i] != sweep->cuts[sweep->ncuts - 1]) {
             sweep->cuts[sweep->ncuts++] = sweep->cuts[i];
         }

@@ -194,6 +194,12 @@ void sk__aliases_drop_all(sk_pool *pool) {
     }
 }
 
+void sk__aliases_allow(sk_pool *pool, size_t nbytes) {
+    if (pool->alias_count + nbytes / pool->granule_bytes >= most_aliases(pool) / 2) {
+        sk__aliases_drop_all(pool);
+    }
+}
+
 /* Unmap the oldest aliases if there are too many, after `made` were added. One take must not pay
  * for the aliases of all others: it unmaps twice as many as it has mapped, until half of the limit
  * or no old ones are left. */

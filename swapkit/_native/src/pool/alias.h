@@ -91,6 +91,8 @@ bool sk__alias_open(sk_pool *pool, uintptr_t address, const sk__request *request
 
 /* The same with one granule for a small request, wherever one is mapped among the small. */
 bool sk__alias_reopen(sk_pool *pool, const sk__request *request) SK_REQUIRES(pool->lock);
+/* As sk__aliases_drop_all, unless aliases for so many bytes more would still be few. */
+void sk__aliases_allow(sk_pool *pool, size_t nbytes) SK_REQUIRES(pool->lock);
 /* Whether aliases are so few that more may be made before they are needed. */
 bool sk__aliases_are_few(const sk_pool *pool) SK_REQUIRES(pool->lock);
 

@@ -324,6 +324,7 @@ sk_status sk_pool_set_layout(sk_pool *pool, const sk_place *places, size_t count
         status = sk__fail(SK_INVALID, "pool: a layout of %zu places: lives are off", count);
     }
     if (status == SK_OK && count > 0) {
+        sk__aliases_allow(pool, height_bytes); /* else no memory could move to the layout */
         status = range_choose(pool, height_bytes);
     }
     if (status == SK_OK) {

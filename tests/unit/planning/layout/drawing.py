@@ -21,6 +21,28 @@ def draw_lifetimes(seed: int, count: int, *, times: int = 60, most_bytes: int = 
     return Lifetimes(starts, starts + lives, rng.integers(1, most_bytes, count))
 
 
+def draw_steps(seed: int, count: int, *, period: int = 60) -> Lifetimes:
+    """Return lifetimes of steps that repeat: some go on in the next one, some always live."""
+    some = draw_lifetimes(seed, count, times=period)
+    starts = some.starts % period
+    return Lifetimes(starts, starts + some.ends - some.starts, some.nbytes, period=period)
+
+
+def unroll(lifetimes: Lifetimes, offsets: NDArray[np.int64]) -> tuple[Lifetimes, NDArray[np.int64]]:
+    """Return one step's lifetimes and offsets: an item that goes on lies there as two."""
+    starts, ends, period = lifetimes.starts, lifetimes.ends, lifetimes.period
+    goes_on = ends > (period or ends)
+    rest = np.zeros(int(goes_on.sum()), np.int64)
+    return (
+        Lifetimes(
+            np.append(starts, rest),
+            np.append(np.where(goes_on, period, ends), ends[goes_on] - period),
+            np.append(lifetimes.nbytes, lifetimes.nbytes[goes_on]),
+        ),
+        np.append(offsets, offsets[goes_on]),
+    )
+
+
 def draw_laminar(seed: int, count: int) -> Lifetimes:
     """Return lifetimes any two of which are nested or disjoint, as of a plain forward, backward."""
     rng = np.random.default_rng(seed)
@@ -71,6 +93,16 @@ def overlaps(lifetimes: Lifetimes, offsets: NDArray[np.int64]) -> bool:
     both = in_time & in_bytes
     np.fill_diagonal(both, val=False)
     return bool(both.any())
+
+
+def live_together(lifetimes: Lifetimes, one: int, other: int) -> bool:
+    """Return whether two items live at the same time, time by time."""
+    period = lifetimes.period or 1 << 20
+    times = [
+        {time % period for time in range(lifetimes.starts[each], lifetimes.ends[each])}
+        for each in (one, other)
+    ]
+    return not times[0].isdisjoint(times[1])
 
 
 SEEDS = st.integers(0, 1 << 30)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from swapkit._native.layout import BEST_FIT, FIRST_FIT, NativeItems, StopFlag
 from swapkit.errors import CorruptState, InvalidArgument
@@ -18,42 +21,83 @@ from tests.unit.planning.layout.drawing import (
     draw_laminar,
     draw_lifetimes,
     draw_packing,
+    draw_steps,
     fix_some,
+    live_together,
     overlaps,
+    unroll,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Draw = Callable[[int, int], Lifetimes]
+
+DRAWS = st.sampled_from([draw_lifetimes, draw_steps])
 
 
 def native(lifetimes: Lifetimes) -> NativeItems:
-    return NativeItems(lifetimes.starts, lifetimes.ends, lifetimes.nbytes, lifetimes.fixed)
+    return NativeItems(
+        lifetimes.starts, lifetimes.ends, lifetimes.nbytes, lifetimes.fixed, lifetimes.period
+    )
 
 
 def check(lifetimes: Lifetimes, layout: MemoryLayout) -> None:
-    assert not overlaps(lifetimes, layout.offsets)
-    assert layout.height == int((layout.offsets + lifetimes.nbytes).max(initial=0))
+    step, offsets = unroll(lifetimes, layout.offsets)
+    assert not overlaps(step, offsets)
+    assert layout.height == int((offsets + step.nbytes).max(initial=0))
     assert layout.lower_bound <= layout.height
-    assert layout_twin.verify(lifetimes, layout.offsets) == layout.height
+    assert layout_twin.verify(step, offsets) == layout.height
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=SEEDS, count=COUNTS)
-def test_layouts_are_valid_and_at_least_as_high_as_the_bound(seed: int, count: int) -> None:
-    lifetimes = draw_lifetimes(seed, count)
+@given(draw=DRAWS, seed=SEEDS, count=COUNTS)
+def test_layouts_are_valid_and_at_least_as_high_as_the_bound(
+    draw: Draw, seed: int, count: int
+) -> None:
+    lifetimes = draw(seed, count)
     check(lifetimes, place(lifetimes, seconds=0.2))
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=SEEDS, count=COUNTS)
-def test_the_bound_is_the_most_bytes_alive_at_any_time(seed: int, count: int) -> None:
-    lifetimes = draw_lifetimes(seed, count)
-    times = lifetimes.starts[:, None]
-    alive = (lifetimes.starts <= times) & (times < lifetimes.ends)
-    most = int((alive * lifetimes.nbytes).sum(1).max())
+@given(draw=DRAWS, seed=SEEDS, count=COUNTS)
+def test_the_bound_is_the_most_bytes_alive_at_any_time(draw: Draw, seed: int, count: int) -> None:
+    lifetimes = draw(seed, count)
+    step, both = unroll(lifetimes, np.arange(count))
+    times = step.starts[:, None]
+    alive = (step.starts <= times) & (times < step.ends)
+    most = int((alive * step.nbytes).sum(1).max())
     loads = np.empty(count, np.int64)
     assert native(lifetimes).measure(loads) == most
-    bound, expected = layout_twin.measure_loads(lifetimes)
+    bound, expected = layout_twin.measure_loads(step)
     assert bound == most
-    assert np.array_equal(loads, expected)
+    assert all(loads[item] == expected[both == item].max() for item in range(count))
     assert loads.max() == most
+
+
+@settings(max_examples=40, deadline=None)
+@given(draw=DRAWS, seed=SEEDS, count=COUNTS)
+def test_an_item_is_placed_in_the_lowest_gap_and_pressing_keeps_layouts_valid(
+    draw: Draw, seed: int, count: int
+) -> None:
+    lifetimes = draw(seed, count)
+    items, offsets = native(lifetimes), np.full(count, -1, np.int64)
+    items.place(np.arange(count, dtype=np.int32), FIRST_FIT, offsets)
+    for item in range(count):
+        beside = [each for each in range(item) if live_together(lifetimes, item, each)]
+        tops = offsets + lifetimes.nbytes
+        free = [
+            at
+            for at in (0, *tops[beside])
+            if all(
+                tops[each] <= at or at + lifetimes.nbytes[item] <= offsets[each] for each in beside
+            )
+        ]
+        assert offsets[item] == min(free)
+    height = items.verify(offsets)
+    items.press(offsets, most_work=200_000, target=0, seed=seed, stop=StopFlag())
+    assert items.verify(offsets) <= height
+    assert not overlaps(*unroll(lifetimes, offsets))
 
 
 @settings(max_examples=60, deadline=None)
@@ -95,6 +139,13 @@ def test_items_of_one_size_are_optimal_by_their_start(seed: int, count: int) -> 
     some = draw_lifetimes(seed, count)
     lifetimes = Lifetimes(some.starts, some.ends, np.full(count, 512))
     assert place(lifetimes, tolerance=0).excess == 0
+
+
+def test_an_exact_search_of_steps_that_repeat_is_refused() -> None:
+    items = native(draw_steps(0, 8))
+    offsets = np.zeros(8, np.int64)
+    with pytest.raises(InvalidArgument, match="no period"):
+        items.search(1 << 20, 0, offsets, most_work=1, stop=StopFlag())
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from swapkit._native.layout import NO_STEP, StepMarks
+from swapkit.planning.layout.placing import place
 from swapkit.planning.layout.steps import LIFE, PLACE, StepLives, read_step, repeated_share
 
 BEGAN = (300, 200, 100)  # this step, the last one, and the one before: 100 takes and frees each
@@ -41,23 +42,16 @@ def test_read_step_when_freed_in_its_step_then_the_times_are_those_of_the_step()
 
 
 def test_read_step_when_freed_in_the_next_step_then_it_goes_on_behind_the_end() -> None:
-    """A gradient: freed at 10 of the next step. The cut lies where only it is not in use."""
     lives = read(
-        {"taken_at": (250, 150), "freed_at": (0, 210)},
-        {"taken_at": (220, 120), "freed_at": (240, 140)},
+        {"taken_at": (250, 150), "freed_at": (0, 210)},  # a gradient
+        {"taken_at": (220, 120), "freed_at": (270, 140)},
+        {"taken_at": (250, 150), "freed_at": (0, 250)},  # there is one at any time
     )
-    (first, last), (start, end) = intervals(lives)
-    assert last - first == 60
-    assert end - start == 20
-    assert end <= first or start >= last  # the other lives while the gradient does not
-
-
-def test_read_step_when_always_something_crosses_then_it_lasts_for_the_whole_step() -> None:
-    lives = read(
-        {"taken_at": (250, 150), "freed_at": (0, 230)},
-        {"taken_at": (220, 120), "freed_at": (270, 160)},
-    )
-    assert (0, 100) in intervals(lives)
+    assert intervals(lives) == [(50, 110), (20, 40), (50, 150)]
+    layout = place(lives.lifetimes())
+    assert layout.height == 2 * UNIT  # the second lies where the first does
+    places = lives.places(layout.offsets)
+    assert places["end"].tolist() == [0, 40, 0]  # 0: at any time
 
 
 @pytest.mark.parametrize(

@@ -24,11 +24,17 @@ GOOD = {"starts": [0, 1], "ends": [2, 3], "nbytes": [8, 8]}
         ("starts", [[0, 1]], "one dimension"),
         ("fixed", [0, -2], r"fixed\[1\] = -2 is neither an offset nor -1"),
         ("starts", np.array([0, 1 << 63], np.uint64), "does not fit into 64 bits"),
+        ("period", 1, r"starts\[1\] = 1 is not in the period of 1"),
     ],
 )
 def test_wrong_input_is_named(name: str, values: object, says: str) -> None:
     with pytest.raises(InvalidArgument, match=says):
         Lifetimes(**{**GOOD, name: values})  # type: ignore[arg-type]
+
+
+def test_an_item_that_lives_for_longer_than_the_period_is_named() -> None:
+    with pytest.raises(InvalidArgument, match=r"ends\[0\] = 10 is a period too late"):
+        Lifetimes(np.array([4]), np.array([10]), np.array([8]), period=5)
 
 
 def test_arrays_are_copies_that_cannot_be_written_to() -> None:

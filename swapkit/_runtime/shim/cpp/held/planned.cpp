@@ -100,10 +100,12 @@ bool leave_planned(Mover *mover) {
     }
     for (Held *each : leaving) {
         int is_going = copy_while_here(mover, each);
-        if (is_going < 0) {
+        // What has a copy does not wait behind the copies of others.
+        int is_gone = is_going == 1 ? let_go_now(mover, each) : is_going;
+        if (is_gone < 0) {
             return false;
         }
-        if (is_going == 1) {
+        if (is_going == 1 && is_gone == 0) {
             std::lock_guard guard(held_lock);
             order.going.emplace_back(each, each->last_use);
         }
