@@ -203,7 +203,7 @@ SK_TEST(thin, test_layout_when_there_are_many_aliases_then_all_go_once_no_work_i
     sk_pool_set_lives(mine.f.pool, SK_LIVES_NOTED);
     int64_t before = stats_of(&mine.f).unmaps;
     CHECK_OK(sk_pool_set_layout(mine.f.pool, &place, 1, MIB));
-    CHECK(stats_of(&mine.f).unmaps - before > 2 * (BUDGET / GRANULE));
+    CHECK(stats_of(&mine.f).unmaps > before + BUDGET / GRANULE);
     CHECK_EQUAL(0, mine.device->nearly);
     before = stats_of(&mine.f).unmaps;
     CHECK_OK(sk_pool_set_layout(mine.f.pool, &place, 1, MIB));

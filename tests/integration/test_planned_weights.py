@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -136,6 +137,54 @@ def test_plan_when_made_by_a_policy_then_only_some_move_weights(policy: str) -> 
         else [is_weight(plan.trace.storages[each.storage]) for each in plan.decisions]
     )
     assert any(moved) == (policy == "swap")
+
+
+class Squared(torch.nn.Module):
+    """Multiplies by the square of a frozen weight, which is both operands, and adds an adapter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(WIDTH, WIDTH) / WIDTH, requires_grad=False)
+        self.adapter = torch.nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        square = torch.mm(torch.mm(self.weight.t(), self.weight), self.weight)
+        result: torch.Tensor = x + torch.tanh(x @ square) + self.adapter(x)
+        return result
+
+
+def test_step_when_an_operator_is_given_a_weight_twice_then_it_leaves_behind_the_last_one() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*[Squared() for _ in range(8)])
+    optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], 0.1)
+    limit = int(sum(each.nbytes for each in model.parameters()) * 1.2)
+    traffic = []
+    with planning_at_once(), swapkit.budget(limit, model, optimizer) as session:
+        for step in range(STEPS):
+            before = session.stats
+            train(model, optimizer, 1, first=step)
+            after = session.stats
+            came = after.swapped_in_bytes - before.swapped_in_bytes
+            traffic.append((after.oom_rescues - before.oom_rescues, came))
+        plan = session.plan
+    assert plan is not None
+    assert plan.trace is not None
+    assert any(is_weight(plan.trace.storages[each.storage]) for each in plan.decisions)
+    assert (0, moved_bytes(plan)[0]) in traffic[-8:]
+
+
+def test_step_when_a_layer_was_removed_under_a_plan_then_the_other_weights_leave_all_the_same() -> (
+    None
+):
+    model, optimizer = make("adapters")
+    limit = int(frozen_bytes(model) * 0.6)
+    with planning_at_once(), swapkit.budget(limit, model, optimizer) as session:
+        train(model, optimizer, 8)
+        layers = next(each for each in model.modules() if isinstance(each, torch.nn.Sequential))
+        del layers[0]
+        gc.collect()
+        train(model, optimizer, 4)
+        assert session.stats.peak_bytes <= limit
 
 
 HIDDEN: list[torch.nn.Module] = []

@@ -14,6 +14,9 @@ from torch._dynamo.utils import counters
 from torch._inductor.output_code import CompiledFxGraph
 
 import swapkit
+from swapkit.simulation.items import is_weight
+from swapkit.testing.planning import planning_at_once
+from tests.integration.test_planned_weights import moved_bytes
 from tests.integration.test_weights import frozen_bytes, send_away, train
 from tests.support.sessions import digest
 
@@ -94,6 +97,33 @@ def test_training_when_blocks_are_compiled_then_bits_are_the_same_and_a_session_
     model.load_state_dict(make().state_dict())
     assert run(model) == expected
     assert counters["stats"]["unique_graphs"] == 2 * plain_graphs
+
+
+@pytest.mark.promise("D1")
+def test_step_when_blocks_are_compiled_then_weights_move_as_a_plan_decides() -> None:
+    model = make()
+    for block in model:
+        block.compile()
+    trained = [each for each in model.parameters() if each.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-3)
+    limit = int(frozen_bytes(model) * 0.7)
+    traffic = []
+    with planning_at_once(), swapkit.budget(limit, model, optimizer) as session:
+        for step in range(16):
+            before = session.stats
+            train(model, optimizer, 1, first=step)
+            after = session.stats
+            came = after.swapped_in_bytes - before.swapped_in_bytes
+            traffic.append((after.oom_rescues - before.oom_rescues, came))
+        plan = session.plan
+    assert plan is not None
+    assert plan.trace is not None
+    moved = [plan.trace.storages[each.storage] for each in plan.decisions]
+    assert any(is_weight(each) and each.module.endswith("scale") for each in moved)
+    planned = moved_bytes(plan)[0]
+    # A saved tensor may be used again before its copy out is whole: then none has to be copied in.
+    saved_bytes = 16 * WIDTH * 4
+    assert any(rescues == 0 and planned - came in {0, saved_bytes} for rescues, came in traffic)
 
 
 def test_weights_when_frozen_and_compiled_then_they_are_copied_out_once() -> None:
@@ -197,7 +227,7 @@ def on_threads(blocks: list[Block]) -> list[torch.Tensor]:
     found: dict[int, list[torch.Tensor]] = {0: [], 1: []}
 
     def work(at: int) -> None:
-        for step in range(12):
+        for step in range(16):
             send_away()
             found[at].append(compiled[at](torch.full((4, WIDTH), step + 1.0)).detach())
 

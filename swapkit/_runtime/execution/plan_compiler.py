@@ -11,7 +11,7 @@ from itertools import accumulate
 
 import torch
 
-from swapkit._runtime.execution.weight_moves import WeightUse, list_weight_uses
+from swapkit._runtime.execution.weight_moves import WeightMoves, find_weight_moves
 from swapkit._runtime.model.tracker import ModuleTracker
 from swapkit._runtime.process.captures import Capture
 from swapkit._runtime.shim.types import COPY_TIERS
@@ -61,7 +61,7 @@ class Table:
     # For each first save of a storage: the tag, and the bytes sent out by then.
     curve: tuple[tuple[int, int], ...]
     largest_bytes: int  # the size of the largest planned storage
-    weights: list[WeightUse]
+    weights: WeightMoves
 
 
 def compile_plan(
@@ -99,7 +99,7 @@ def compile_plan(
         operators=tuple(sorted({operator.name for operator in trace.operators})),
         curve=_curve(rows, planned),
         largest_bytes=max((trace.storages[each].nbytes for each in planned), default=0),
-        weights=list_weight_uses(trace, plan),
+        weights=find_weight_moves(trace, plan),
     )
 
 

@@ -18,14 +18,13 @@ from swapkit._runtime.execution.planned_recomputation import (
     WaitFiller,
     find_early,
 )
-from swapkit._runtime.execution.weight_moves import as_rows
 from swapkit._runtime.model import global_hooks, hook_bypass
 from swapkit._runtime.model.tracker import find_weakly
 from swapkit._runtime.process.captures import Capture, capture_table
 from swapkit._runtime.saved.device import Curve
 from swapkit._runtime.saved.swapper import Swapper
 from swapkit._runtime.saved.weights import list_leaving
-from swapkit._runtime.shim.types import Follower
+from swapkit._runtime.shim.types import Follower, HeldUse
 from swapkit._runtime.torch_compat.internals import storage_id
 from swapkit._runtime.torch_compat.isolation import untraced
 from swapkit.errors import SessionError
@@ -121,7 +120,7 @@ class PlanExecutor:
             )
             swapper.mover.follower = follower
             swapper.device.expect(table.largest_bytes)
-            swapper.mover.plan_held(self._find_uses())
+            swapper.mover.plan_held(*self._find_weight_moves())
             if table.captures:
                 self._repetitions = Repetitions(self._find_repetitions(), follower)
                 global_hooks.steps.add(self)
@@ -154,7 +153,7 @@ class PlanExecutor:
         with swapper.shared.lock:
             self._follower.end()
             swapper.mover.follower = None
-            swapper.mover.plan_held([])
+            swapper.mover.plan_held([], [])
             swapper.curve = None
             swapper.evictor.resume()
             self._follower = None
@@ -205,16 +204,16 @@ class PlanExecutor:
 
     def begin_weights(self) -> None:
         """Expect the first use of a weight: evaluations before this step used weights, too."""
-        if self._table.weights:
+        if self._table.weights.uses:
             with self._swapper.shared.lock:
                 self._swapper.mover.end_held_step()
 
-    def _find_uses(self) -> list[tuple[int, bool, list[int], list[int]]]:
-        """Return the uses of weights that may leave, as the shim takes them."""
-        if not self._table.weights:
-            return []
+    def _find_weight_moves(self) -> tuple[list[HeldUse], list[tuple[int, int]]]:
+        """Return what the plan lets happen to weights that may leave, as the shim takes it."""
+        if not self._table.weights.uses:
+            return [], []
         leaving = list_leaving(self._find_model())
-        return as_rows(self._table.weights, {name: storage_id(each) for name, each in leaving})
+        return self._table.weights.as_rows({name: storage_id(each) for name, each in leaving})
 
     # ---- recomputation and events ---------------------------------------------------------------
 

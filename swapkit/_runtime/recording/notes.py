@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -80,6 +81,7 @@ class Notes:
         self.rows: list[NotedOperator] = []
         self.running = 0
         self.weights: set[int] = set()  # storages of weights that may leave
+        self.in_regions: Counter[int] = Counter()  # those that compiled regions use meanwhile
         self.places: set[StagePlace] = set()  # of the stages of a pipeline that ran
         self.is_paused = False
         blocks = Blocks(self._count)

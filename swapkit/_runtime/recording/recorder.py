@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
+
+import torch
 
 from swapkit._native.pool import Pool
 from swapkit._runtime.operators.evidence import Evidence
@@ -42,12 +44,10 @@ from swapkit._runtime.torch_compat.internals import (
     parameters_of,
 )
 from swapkit._runtime.torch_compat.isolation import is_compiled_code, untraced
-from swapkit._runtime.torch_compat.reported_calls import resizes, waits
+from swapkit._runtime.torch_compat.reported_calls import regions, resizes, waits
 from swapkit.ir.traces import BEFORE, SEGMENT, WAIT, StagePlace, Trace
 
 if TYPE_CHECKING:
-    import torch
-
     from swapkit._runtime.shim.types import Mover
 
 UPDATE = "swapkit.update_statistics"  # an operator's writes to anything but its results
@@ -147,6 +147,9 @@ class Recorder(Notes):
         self.calls.start()
         undo.add(functools.partial(waits.remove, self))
         waits.add(self)
+        run_region = self.run_region  # one object: it is compared
+        undo.add(functools.partial(regions.remove, run_region))
+        regions.add(run_region)
         undo.add(functools.partial(reported_calls.remove, self))
         reported_calls.add(self)
         undo.add(self._pause)
@@ -300,6 +303,58 @@ class Recorder(Notes):
         return True
 
     @untraced
+    def run_region(
+        self,
+        function: Callable[..., Any],
+        region: object,
+        operands: Sequence[Any],
+        written: Collection[int] | None,
+        is_recorded: bool,  # noqa: ARG002, FBT001 - called by position
+        /,
+    ) -> Any:  # noqa: ANN401 - torch's
+        """Call a compiled region: see `reported_calls.RunRegion`.
+
+        Its kernels are no operators: the region as a whole uses the weights among its operands.
+        """
+        used = {} if self.is_paused or not self.is_here() else self._find_used(operands)
+        if not used:
+            return function(region, operands)
+        weights = list(used.values())
+        changed = [each for at, each in used.items() if written is None or at in written]
+        is_compiled = self._leave_segment()
+        numbers = self._note_use(weights, [])
+        self.in_regions.update(numbers)
+        try:
+            self._begin_segment()
+            result = function(region, operands)
+            self._end_segment()
+        finally:
+            self.in_regions.subtract(numbers)
+        self._note_use(weights, changed)
+        self._begin_segment(is_on=is_compiled)
+        return result
+
+    def _find_used(self, operands: Sequence[Any]) -> dict[int, torch.Tensor]:
+        """Return the weights that may leave among the operands of a region, by their places."""
+        with self.lock:
+            return {
+                at: each
+                for at, each in enumerate(operands)
+                if isinstance(each, torch.Tensor) and self.storages.known(each) in self.weights
+            }
+
+    def _note_use(
+        self, weights: list[torch.Tensor], changed: list[torch.Tensor]
+    ) -> tuple[int, ...]:
+        """Note that a region begins or ends, which uses weights; return their storages."""
+        with self.lock:
+            self._note_freed()
+            reads = self._numbers_read(weights)
+            touched = (reads, self._numbers_written(changed, []))
+            self._note(SEGMENT, self.timer.nothing(), touched, NO_WORKSPACE, is_same=False)
+        return reads
+
+    @untraced
     def repeat(
         self, function: Operator, given: list[torch.Tensor], run: Callable[[], list[torch.Tensor]]
     ) -> None:
@@ -427,7 +482,7 @@ class Recorder(Notes):
             number = known(tensor)
             if number is None:
                 number = self.add_unseen(tensor)
-            if number is not None:
+            if number is not None and not self.in_regions[number]:
                 numbers[number] = None
         return tuple(numbers)
 

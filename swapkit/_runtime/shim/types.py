@@ -24,6 +24,16 @@ if TYPE_CHECKING:
 # `cpp/recompute/operator_choices.hpp` describes them, and `library.py` loads them.
 
 
+class HeldUse(NamedTuple):
+    """What a plan lets happen at a use of a weight; storages by `internals.storage_address`."""
+
+    address: int
+    leaves: int  # behind so many operators in a row that use it; 0: it stays
+    comes: list[int]
+    gone: list[int]  # must be, by then
+    follows: list[int]  # come behind the first of the operators
+
+
 class OperatorChoices(Protocol):
     """The user's choices for the operators of one module."""
 
@@ -419,11 +429,17 @@ class Mover(Protocol):
     def end_held_step(self) -> None:
         """Note that a step has ended: the next one is expected to use them in the same order."""
 
-    def plan_held(self, uses: list[tuple[int, bool, list[int], list[int]]], /) -> None:
+    def plan_held(
+        self,
+        uses: list[HeldUse],
+        events: list[tuple[int, int]],
+        /,
+    ) -> None:
         """Let a plan decide when held storages move; an empty list: no plan does.
 
-        For each use of a step in order: a storage's address (`internals.storage_address`), whether
-        the storage leaves then, and the storages that come.
+        Args:
+            uses: those of a step, in order.
+            events: those at which storages come, in order, and the storages.
 
         Raises:
             KeyError: a storage is not held.

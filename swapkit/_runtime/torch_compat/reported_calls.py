@@ -309,11 +309,22 @@ def _make_region(plain: Any) -> Callable[..., Any]:  # noqa: ANN401 - torch's
     def call(self: Any, inputs: Sequence[Any]) -> Any:  # noqa: ANN401 - torch's
         # Not by the setting of the compilation: forward and backward share it, and change it.
         is_recorded = bool(self.cudagraph_info) and not self.disabled_cudagraphs_reason
-        for run in regions.listeners_of(call)[-1:]:
-            return run(plain, self, inputs, self.mutated_input_idxs, is_recorded)
-        return plain(self, inputs)
+        function = plain
+        for run in regions.listeners_of(call):  # the last one calls those before it
+            function = functools.partial(_run_region, run, function, is_recorded)
+        return function(self, inputs)
 
     return call
+
+
+def _run_region(
+    run: RunRegion,
+    function: Callable[..., Any],
+    is_recorded: bool,  # noqa: FBT001
+    region: Any,  # noqa: ANN401 - torch's
+    inputs: Sequence[Any],
+) -> Any:  # noqa: ANN401 - torch's
+    return run(function, region, inputs, region.mutated_input_idxs, is_recorded)
 
 
 regions: ReplacedMethod[RunRegion] = ReplacedMethod(_region_class, "__call__", _make_region)

@@ -10,8 +10,9 @@ import pytest
 
 from swapkit.errors import InfeasibleBudget
 from swapkit.ir.machines import Machine
-from swapkit.ir.plans import Action, Plan
-from swapkit.ir.traces import Operator, Phase, Storage, Trace
+from swapkit.ir.passes import divide_weights
+from swapkit.ir.plans import Action, Decision, Plan
+from swapkit.ir.traces import BEFORE, Kind, Operator, Phase, Storage, Trace
 from swapkit.planning.layout.lifetimes import NO_STORAGE, ROUNDING_BYTES, find_lifetimes
 from swapkit.planning.planner import make_plan
 from swapkit.simulation.timeline import simulate
@@ -136,3 +137,29 @@ def test_a_storage_that_goes_on_as_another_does_not_move() -> None:
     assert step.storages.tolist() == [0, 2]
     assert step.operators.tolist() == [1, 2]
     assert step.lifetimes.ends[0] > step.lifetimes.ends[1]
+
+
+def test_a_weight_that_is_there_as_a_step_ends_is_where_the_next_one_finds_it() -> None:
+    reads = ((0,), *[(1,)] * 20, (0,), (2,), (2,), (1,))
+    operators = [
+        Operator(name="op", seconds=1.0, phase=Phase.FORWARD, reads=each) for each in reads
+    ]
+    sizes = [4 * ROUNDING_BYTES, 2 * ROUNDING_BYTES, ROUNDING_BYTES]
+    storages = [
+        Storage(nbytes=size, kind=Kind.STATE, birth=BEFORE, death=len(reads), module=str(number))
+        for number, size in enumerate(sizes)
+    ]
+    trace = divide_weights(Trace(operators=tuple(operators), storages=tuple(storages)))
+    behind = next(
+        number
+        for number, each in enumerate(trace.storages)
+        if each.module == "0" and each.birth != BEFORE
+    )
+    decision = Decision(storage=behind, action=Action.SWAP, prefetch=10)
+    plan = Plan(decisions=(decision,), budget_bytes=AMPLE.budget_bytes)
+    step = find_lifetimes(trace, plan, simulate(trace, plan, AMPLE))
+    lifetimes = step.lifetimes
+    (weight,) = np.flatnonzero(lifetimes.nbytes == sizes[0])  # one life, over the step's end
+    assert lifetimes.ends[weight] > lifetimes.period > lifetimes.starts[weight] > 0
+    assert lifetimes.ends[weight] - lifetimes.starts[weight] < lifetimes.period
+    assert step.resident_bytes == sizes[1] + sizes[2]

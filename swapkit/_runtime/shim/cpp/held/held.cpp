@@ -267,6 +267,9 @@ bool forget_held(Mover *mover, Held *held) {
         std::erase(order.copying, held);
         std::erase_if(order.going, [held](const auto &each) { return each.first == held; });
         if (std::erase(order.last, held) != 0) {
+            for (Held *each : order.last) {
+                each->uses.clear();
+            }
             order.now = std::exchange(order.last, {}); // the places of the others have changed
             begin_order(order);
         }

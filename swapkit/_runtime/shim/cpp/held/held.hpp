@@ -36,11 +36,11 @@ struct Group;
 struct Held;
 struct Mover;
 
-// What a plan lets happen at a use: the storage leaves once the operator has ended; others come,
-// and others must be gone by then.
+// What a plan lets happen at a use: the storage leaves once so many operators in a row have used it
+// (0: it stays); others come, others must be gone by then, and others come behind the operator.
 struct HeldMoves {
-    bool leaves;
-    std::vector<Held *> comes, gone;
+    std::size_t leaves;
+    std::vector<Held *> comes, gone, follows;
 };
 
 // The held storages of a mover, and in which order operators use them.
@@ -55,6 +55,12 @@ struct HeldOrder {
     std::vector<HeldMoves> plan;
     std::size_t done = 0;                         // uses whose moves are due, or were
     std::vector<Held *> leaving, coming, awaited; // due moves
+    std::vector<Held *> following;                // that come as soon as the operator has run
+    // That come at an event of the plan's step (`plan_cursor.cpp`), in order; some have.
+    std::vector<std::pair<std::int64_t, Held *>> events;
+    std::size_t events_done = 0;
+    Held *lingering = nullptr; // leaves when as many operators more
+    std::size_t lingers = 0;   // have used it
     // Those that leave, once they are copied out, if this is still their latest use by then.
     std::deque<std::pair<Held *, std::uint64_t>> going;
     std::uint64_t clock = 0;      // uses so far
@@ -65,8 +71,8 @@ struct HeldOrder {
     bool is_over = false;         // the session has ended
 };
 
-// Operands of one operator, or of one compiled region, that are held. Any thread, with or without
-// the GIL.
+// Operands of one operator, or of one compiled region, that are held. A region uses its operands
+// again as it ends. Any thread, with or without the GIL.
 class HeldUses : Unmovable {
   public:
     explicit HeldUses(bool is_region = false) : is_region_(is_region) {}
@@ -81,14 +87,30 @@ class HeldUses : Unmovable {
     void bring();
     // Let them stay from now on: the operator uses them after it has returned.
     void keep();
+    // Begin the moves of a plan that wait for the operator, now that it has run: copies wait for
+    // the work that is queued so far, and there may be much before the next use. Throws Python's
+    // error if that fails.
+    void finish();
 
   private:
     Held *pin(const c10::StorageImpl *storage);
+    void unpin();
 
     c10::SmallVector<Held *, 8> uses_;
     c10::SmallVector<const c10::StorageImpl *, 4> watched_;
     bool is_late_ = false, is_region_;
     bool is_due_ = false; // moves of a plan are
+};
+
+// An operator with held operands, or a compiled region, that runs on this thread. What its kernels
+// call meanwhile, in several parts, are no uses that a recording knows.
+class Running : Unmovable {
+  public:
+    explicit Running(bool is_counted);
+    ~Running();
+
+  private:
+    bool is_counted_;
 };
 
 // Return the key of tensors whose storages are held; `Undefined`: none was. Any thread.
@@ -162,7 +184,11 @@ bool held_end_step(Mover *mover);
 // Let a plan decide, which expects uses in an order: a list of a storage's address, whether it
 // leaves then, and lists of those that come, and that must be gone. An empty list: no plan does.
 // False: an exception is set.
-bool held_plan(Mover *mover, PyObject *uses);
+bool held_plan(Mover *mover, PyObject *uses, PyObject *events);
+// Return whether a plan lets storages come at an event that is not later. The GIL is held.
+bool held_comes(const HeldOrder &order, std::int64_t event);
+// Start to bring them. False: an exception is set.
+bool held_bring(Mover *mover, std::int64_t event);
 // Return the bytes of held storages that have no memory, and the addresses of the others' memory.
 Ref<> held_memory(Mover *mover);
 // Bring all of them back as far as there is room, and hold them no more; operators bring the

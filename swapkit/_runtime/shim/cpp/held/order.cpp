@@ -57,7 +57,7 @@ bool is_older(const Held *one, const Held *other) {
 void begin_order(HeldOrder &order) {
     if (!order.plan.empty()) {
         order.now.clear();
-        order.done = 0;
+        order.done = order.events_done = 0;
         order.at = order.last.size() - 1;
         return;
     }
@@ -79,6 +79,7 @@ void begin_order(HeldOrder &order) {
 void count_use(Held *held) {
     HeldOrder &order = order_of(held);
     held->last_use = ++order.clock;
+    note_again(order, held);
     if (!order.now.empty() && order.now.back() == held) {
         return;
     }

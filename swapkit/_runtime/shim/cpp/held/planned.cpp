@@ -25,6 +25,15 @@ void forget_plan(HeldOrder &order) {
     order.going.clear();
     order.coming.clear();
     order.awaited.clear();
+    order.following.clear();
+    order.events.clear();
+    order.lingering = nullptr;
+}
+
+void note_again(HeldOrder &order, const Held *held) {
+    if (order.lingering != nullptr && (order.lingering != held || --order.lingers == 0)) {
+        order.leaving.push_back(std::exchange(order.lingering, nullptr));
+    }
 }
 
 void note_due(HeldOrder &order) {
@@ -32,7 +41,11 @@ void note_due(HeldOrder &order) {
         const HeldMoves &moves = order.plan[order.done];
         order.coming.insert(order.coming.end(), moves.comes.begin(), moves.comes.end());
         order.awaited.insert(order.awaited.end(), moves.gone.begin(), moves.gone.end());
-        if (moves.leaves) {
+        order.following.insert(order.following.end(), moves.follows.begin(), moves.follows.end());
+        if (moves.leaves > 1 && order.done == order.at) {
+            order.lingering = order.last[order.done];
+            order.lingers = moves.leaves - 1;
+        } else if (moves.leaves != 0) {
             order.leaving.push_back(order.last[order.done]);
         }
     }
@@ -41,7 +54,7 @@ void note_due(HeldOrder &order) {
 void note_left(HeldOrder &order) {
     for (Held *each : order.plan.empty() ? std::vector<Held *>() : order.all) {
         const std::vector<Held *> &first = order.plan.front().comes;
-        if (each->is_here && !each->uses.empty() && order.plan[each->uses.back()].leaves &&
+        if (each->is_here && !each->uses.empty() && order.plan[each->uses.back()].leaves != 0 &&
             !contains(order.leaving, each) && !contains(first, each)) {
             order.leaving.push_back(each);
         }
@@ -124,6 +137,8 @@ bool come_planned(Mover *mover) {
     {
         std::lock_guard guard(held_lock);
         coming = std::exchange(order.coming, {});
+        coming.insert(coming.end(), order.following.begin(), order.following.end());
+        order.following.clear();
     }
     auto next = coming.begin();
     for (; next != coming.end(); ++next) {
@@ -141,6 +156,22 @@ bool come_planned(Mover *mover) {
     std::lock_guard guard(held_lock);
     order.coming.insert(order.coming.begin(), next, coming.end());
     return true;
+}
+
+bool held_comes(const HeldOrder &order, std::int64_t event) {
+    return order.events_done < order.events.size() &&
+           order.events[order.events_done].first <= event;
+}
+
+bool held_bring(Mover *mover, std::int64_t event) {
+    HeldOrder &order = mover->books->held;
+    {
+        std::lock_guard guard(held_lock);
+        for (; held_comes(order, event); order.events_done++) {
+            order.coming.push_back(order.events[order.events_done].second);
+        }
+    }
+    return come_planned(mover);
 }
 
 namespace {
@@ -168,14 +199,15 @@ bool read_all(const Mover *mover, PyObject *addresses, std::vector<Held *> *read
 
 bool read_use(const Mover *mover, PyObject *row, std::vector<Held *> *uses,
               std::vector<HeldMoves> *plan) {
-    PyObject *address = nullptr, *comes = nullptr, *gone = nullptr;
-    int leaves = 0;
-    if (PyArg_ParseTuple(row, "OpO!O!", &address, &leaves, &PyList_Type, &comes, &PyList_Type,
-                         &gone) == 0) {
+    PyObject *address = nullptr, *comes = nullptr, *gone = nullptr, *follows = nullptr;
+    unsigned leaves = 0;
+    if (PyArg_ParseTuple(row, "OIO!O!O!", &address, &leaves, &PyList_Type, &comes, &PyList_Type,
+                         &gone, &PyList_Type, &follows) == 0) {
         return false;
     }
-    HeldMoves moves = {.leaves = leaves != 0, .comes = {}, .gone = {}};
-    if (!read_all(mover, comes, &moves.comes) || !read_all(mover, gone, &moves.gone)) {
+    HeldMoves moves = {.leaves = leaves, .comes = {}, .gone = {}, .follows = {}};
+    if (!read_all(mover, comes, &moves.comes) || !read_all(mover, gone, &moves.gone) ||
+        !read_all(mover, follows, &moves.follows)) {
         return false;
     }
     uses->push_back(read_held(mover, address));
@@ -183,13 +215,30 @@ bool read_use(const Mover *mover, PyObject *row, std::vector<Held *> *uses,
     return uses->back() != nullptr;
 }
 
+bool read_event(const Mover *mover, PyObject *row,
+                std::vector<std::pair<std::int64_t, Held *>> *events) {
+    PyObject *address = nullptr;
+    long long event = 0;
+    if (PyArg_ParseTuple(row, "LO", &event, &address) == 0) {
+        return false;
+    }
+    events->emplace_back(event, read_held(mover, address));
+    return events->back().second != nullptr;
+}
+
 } // namespace
 
-bool held_plan(Mover *mover, PyObject *uses) {
+bool held_plan(Mover *mover, PyObject *uses, PyObject *events) {
     std::vector<Held *> order;
     std::vector<HeldMoves> plan;
+    std::vector<std::pair<std::int64_t, Held *>> at_events;
     for (Py_ssize_t i = 0; PyList_Check(uses) && i < PyList_GET_SIZE(uses); i++) {
         if (!read_use(mover, PyList_GET_ITEM(uses, i), &order, &plan)) {
+            return false;
+        }
+    }
+    for (Py_ssize_t i = 0; PyList_Check(events) && i < PyList_GET_SIZE(events); i++) {
+        if (!read_event(mover, PyList_GET_ITEM(events, i), &at_events)) {
             return false;
         }
     }
@@ -200,6 +249,7 @@ bool held_plan(Mover *mover, PyObject *uses) {
         held.now = std::move(order);
         begin_order(held); // as if the step before had used them in that order
         held.plan = std::move(plan);
+        held.events = std::move(at_events);
         begin_order(held);
     }
     return true;

@@ -57,7 +57,15 @@ PyObject *run_region(PyObject *function, PyObject *region, PyObject *operands, P
                             "it without CUDA graphs (without mode='reduce-overhead')");
     }
     uses.bring();
-    return PyObject_CallFunctionObjArgs(function, region, operands, nullptr);
+    Ref<> result;
+    {
+        Running counted(!uses.is_empty());
+        result = Ref<>::steal(PyObject_CallFunctionObjArgs(function, region, operands, nullptr));
+    }
+    if (result) {
+        uses.finish();
+    }
+    return result.release();
 }
 
 const Functions functions{module_function<"run_region", run_region>()};

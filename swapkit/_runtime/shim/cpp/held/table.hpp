@@ -24,6 +24,7 @@ struct Held {
     std::vector<std::size_t> uses; // where it is in the last step's order
     std::size_t pins = 0;          // operators and compiled regions that run with it
     std::size_t regions = 0;       // those of them that are regions
+    const void *user = nullptr;    // the operands that it was added to last; only compared
     std::uint64_t last_use = 0;
     // Those that wait for the arrival, which was on the group's stream.
     Streams streams;
@@ -63,6 +64,8 @@ void count_use(Held *held);
 
 // Note that the moves of a plan are due, to the latest use.
 void note_due(HeldOrder &order);
+// Note that an operator uses a storage, perhaps the one that leaves behind a later operator.
+void note_again(HeldOrder &order, const Held *held);
 // Note that storages are due to leave that a step begins without, such as after an evaluation.
 void note_left(HeldOrder &order);
 // Return whether such moves wait; not for the operator that runs with a storage.

@@ -27,18 +27,8 @@ using c10::DispatchKey;
 constexpr std::array keys{DispatchKey::DeferredInit, DispatchKey::TESTING_ONLY_GenericWrapper};
 std::atomic<DispatchKey> taken{DispatchKey::Undefined};
 
-// How many operators with held operands run on this thread, one inside of the other. Kernels that
-// use an operand in several parts call operators, which are no uses that a recording knows.
+// How many operators with held operands, and regions, run on this thread, one inside of the other.
 thread_local std::size_t running = 0;
-
-class Running : Unmovable {
-  public:
-    explicit Running(bool is_counted) : is_counted_(is_counted) { running += is_counted_ ? 1 : 0; }
-    ~Running() { running -= is_counted_ ? 1 : 0; }
-
-  private:
-    bool is_counted_;
-};
 
 // What an operator does with its operands.
 enum class Access : std::uint8_t {
@@ -227,15 +217,22 @@ void trap(const c10::OperatorHandle &op, c10::DispatchKeySet keyset, torch::jit:
             part = file_of(*source);
         }
     }
-    Running counted(!uses.is_empty());
-    op.redispatchBoxed(keyset & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, taken.load()),
-                       stack);
+    {
+        Running counted(!uses.is_empty());
+        op.redispatchBoxed(
+            keyset & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, taken.load()), stack);
+    }
+    uses.finish();
     if (!part.path.empty()) {
         held_loaded(*stack->back().toTensor().unsafeGetTensorImpl(), std::move(part));
     }
 }
 
 } // namespace
+
+Running::Running(bool is_counted) : is_counted_(is_counted) { running += is_counted_ ? 1 : 0; }
+
+Running::~Running() { running -= is_counted_ ? 1 : 0; }
 
 DispatchKey held_key() { return taken.load(std::memory_order_relaxed); }
 

@@ -115,7 +115,9 @@ void end_over() {
 
 } // namespace
 
-HeldUses::~HeldUses() {
+HeldUses::~HeldUses() { unpin(); }
+
+void HeldUses::unpin() {
     if (uses_.empty() && watched_.empty()) {
         return;
     }
@@ -129,14 +131,41 @@ HeldUses::~HeldUses() {
             }
         }
         for (Held *each : uses_) {
+            each->user = nullptr;
             each->pins--;
             each->regions -= is_region_ ? 1 : 0;
             seal(each, each->pins == 0);
             is_any_over = is_any_over || order_of(each).is_over;
         }
     }
+    uses_.clear();
+    watched_.clear();
     if (is_any_over) {
         end_over();
+    }
+}
+
+void HeldUses::finish() {
+    bool is_waited_for = false;
+    {
+        std::lock_guard guard(held_lock);
+        for (Held *each : uses_) {
+            if (is_region_) {
+                count_use(each);
+            }
+            const HeldOrder &order = order_of(each);
+            is_waited_for = is_waited_for || !order.leaving.empty() || !order.following.empty();
+        }
+    }
+    if (is_waited_for) {
+        WithPython python;
+        PutAside former;
+        auto mover = Ref<Mover>::share(uses_.front()->group->mover);
+        unpin();
+        Locked lock(mover.get());
+        if (lock && (!leave_planned(mover.get()) || !come_planned(mover.get()))) {
+            throw caught();
+        }
     }
 }
 
@@ -166,11 +195,14 @@ void HeldUses::add(const c10::StorageImpl *storage, bool writes, bool is_expecte
     if (writes) {
         forget_file(storage);
     }
-    if (Held *held = pin(storage)) {
+    Held *known = find_held(storage);
+    bool is_again = known != nullptr && known->user == this; // a recording counts it once, too
+    if (Held *held = is_again ? known : pin(storage)) {
+        held->user = this;
         if (writes) {
             count_write(held);
         }
-        if (is_expected) {
+        if (is_expected && !is_again) {
             count_use(held);
             is_due_ = is_due_ || is_due(order_of(held), held);
         }

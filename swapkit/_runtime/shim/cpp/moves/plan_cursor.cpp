@@ -1,6 +1,8 @@
 // plan_cursor.cpp - carrying out a plan, event by event.
 #include "moves/plan_cursor.hpp"
 
+#include "held/held.hpp"
+
 #include "moves/plan_tables.hpp"
 
 namespace swapkit {
@@ -251,7 +253,8 @@ bool release_due(Follower *follower) {
 bool bring_due(Follower *follower) {
     int has_room = agenda_bring_due(follower->mover, plan_clock, last_event(follower));
     follower->refused += has_room == 0 ? 1 : 0;
-    return has_room >= 0;
+    return has_room >= 0 && (!held_comes(follower->mover->books->held, last_event(follower)) ||
+                             held_bring(follower->mover, last_event(follower)));
 }
 
 bool is_due(const ByPoint &points, const Follower *follower) {
@@ -266,7 +269,8 @@ bool has_release_due(const Follower *follower) {
 bool end_event(Follower *follower) {
     Mover *mover = follower->mover;
     if (follower->is_on == 0 || (agenda_is_idle(mover) && !has_release_due(follower) &&
-                                 !is_due(mover->books->agenda.plan.arrivals, follower))) {
+                                 !is_due(mover->books->agenda.plan.arrivals, follower) &&
+                                 !held_comes(mover->books->held, last_event(follower)))) {
         return true;
     }
     Locked lock(mover);
