@@ -195,7 +195,8 @@ void sk__aliases_drop_all(sk_pool *pool) {
 }
 
 void sk__aliases_allow(sk_pool *pool, size_t nbytes) {
-    if (pool->alias_count + nbytes / pool->granule_bytes >= most_aliases(pool) / 2) {
+    size_t count = pool->alias_count; /* 0 without virtual memory, which has no granules */
+    if (count > 0 && count + nbytes / pool->granule_bytes >= most_aliases(pool) / 2) {
         sk__aliases_drop_all(pool);
     }
 }
