@@ -153,7 +153,10 @@ class Squared(torch.nn.Module):
         return result
 
 
-def test_step_when_an_operator_is_given_a_weight_twice_then_it_leaves_behind_the_last_one() -> None:
+def test_step_when_an_operator_is_given_a_weight_twice_then_it_leaves_behind_the_last_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(weights, "has_compiled", lambda: False)  # by other tests of this process
     torch.manual_seed(0)
     model = torch.nn.Sequential(*[Squared() for _ in range(8)])
     optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], 0.1)
