@@ -230,7 +230,9 @@ def _check_decisions(
         if decision.action is Action.RECOMPUTE:  # early for itself, perhaps not for another one
             need = gaps[number].need
         moments = {"release": decision.release, "prefetch": decision.prefetch}
-        if (decision.release or 0) > tails.get(trace.storages[number].continues or 0, math.inf):
+        former = trace.storages[number].continues
+        tail = math.inf if former is None else tails.get(former, math.inf)
+        if (decision.release or 0) > tail:
             del moments["release"]  # it leaves until the next step
         yield from _check_moments(number, moments, first, need)
 

@@ -97,6 +97,17 @@ def test_storage_when_read_in_forward_again_then_its_gap_begins_there() -> None:
     )
 
 
+def test_release_when_the_first_storage_is_a_weight_then_those_of_others_are_still_checked() -> (
+    None
+):
+    """A weight may leave behind its last use, for the next step; a saved tensor may not."""
+    weight = {"kind": Kind.STATE, "continues": 0, "death": 6}
+    trace = make_step([*CHAIN[:5], (B, (1,), ())], SIZES, saved=(1, 2, 3), changes={0: weight})
+    plan = decide(2, release=5)
+    plan = replace(plan, decisions=(*decide(0).decisions, *plan.decisions))
+    assert_found(trace, plan, "storage 2: its release is operator 5, but it is idle")
+
+
 @pytest.mark.parametrize(
     ("plan", "expected"),
     [
