@@ -23,6 +23,7 @@ from tests.support.sessions import digest, steady_machine_like
 
 if TYPE_CHECKING:
     from swapkit._runtime.saved.device import Limits
+    from swapkit._runtime.session.session import Session
     from swapkit.ir.machines import Machine
     from swapkit.ir.plans import Plan
 
@@ -44,6 +45,21 @@ def moved_bytes(plan: Plan) -> tuple[int, int]:
     )
 
 
+def train_with_traffic(
+    session: Session, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[list[str], list[tuple[int, int, int]]]:
+    """Return the bits of steps, and the rescues and the bytes copied in and out of each."""
+    found, traffic = [], []
+    for step in range(STEPS):
+        before = session.stats
+        found += train(model, optimizer, 1, first=step)
+        after = session.stats
+        came = after.swapped_in_bytes - before.swapped_in_bytes
+        went = after.swapped_out_bytes - before.swapped_out_bytes
+        traffic.append((after.oom_rescues - before.oom_rescues, came, went))
+    return found, traffic
+
+
 @pytest.mark.promise("D1")
 @pytest.mark.parametrize("name", ["adapters", "experts", "tied", "teacher", "trained", "half"])
 def test_step_when_weights_are_planned_then_their_traffic_and_bits_are_as_predicted(
@@ -55,17 +71,10 @@ def test_step_when_weights_are_planned_then_their_traffic_and_bits_are_as_predic
     model, optimizer = make(name)
     # With all gradients of trained weights at once, more is needed.
     limit = int(frozen_bytes(model) * (0.8 if name == "half" else 0.6))
-    found, traffic = [], []
     with planning_at_once(), swapkit.budget(limit, model, optimizer) as session:
-        for step in range(STEPS):
-            before = session.stats
-            found += train(model, optimizer, 1, first=step)
-            after = session.stats
-            came = after.swapped_in_bytes - before.swapped_in_bytes
-            went = after.swapped_out_bytes - before.swapped_out_bytes
-            traffic.append((after.oom_rescues - before.oom_rescues, came, went))
+        found, traffic = train_with_traffic(session, model, optimizer)
         plan = session.plan
-        assert after.peak_bytes <= limit
+        assert session.stats.peak_bytes <= limit
     assert (found, bits_of(model, optimizer)) == expected
     assert plan is not None
     assert plan.trace is not None
@@ -161,19 +170,13 @@ def test_step_when_an_operator_is_given_a_weight_twice_then_it_leaves_behind_the
     model = torch.nn.Sequential(*[Squared() for _ in range(8)])
     optimizer = torch.optim.SGD([each for each in model.parameters() if each.requires_grad], 0.1)
     limit = int(sum(each.nbytes for each in model.parameters()) * 1.2)
-    traffic = []
     with planning_at_once(), swapkit.budget(limit, model, optimizer) as session:
-        for step in range(STEPS):
-            before = session.stats
-            train(model, optimizer, 1, first=step)
-            after = session.stats
-            came = after.swapped_in_bytes - before.swapped_in_bytes
-            traffic.append((after.oom_rescues - before.oom_rescues, came))
+        _, traffic = train_with_traffic(session, model, optimizer)
         plan = session.plan
     assert plan is not None
     assert plan.trace is not None
     assert any(is_weight(plan.trace.storages[each.storage]) for each in plan.decisions)
-    assert (0, moved_bytes(plan)[0]) in traffic[-8:]
+    assert (0, moved_bytes(plan)[0]) in [each[:2] for each in traffic[-8:]]
 
 
 def test_step_when_a_layer_was_removed_under_a_plan_then_the_other_weights_leave_all_the_same() -> (
