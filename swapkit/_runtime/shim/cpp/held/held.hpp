@@ -93,7 +93,10 @@ class HeldUses : Unmovable {
     void finish();
 
   private:
-    Held *pin(const c10::StorageImpl *storage);
+    // The lock is held; `held`: the storage's, or null.
+    void pin(const c10::StorageImpl *storage, Held *held);
+    // The same. True: the session of one of them has ended.
+    bool unpin_all();
     void unpin();
 
     c10::SmallVector<Held *, 8> uses_;

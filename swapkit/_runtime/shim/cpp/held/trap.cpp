@@ -222,10 +222,10 @@ void trap(const c10::OperatorHandle &op, c10::DispatchKeySet keyset, torch::jit:
         op.redispatchBoxed(
             keyset & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, taken.load()), stack);
     }
-    uses.finish();
     if (!part.path.empty()) {
         held_loaded(*stack->back().toTensor().unsafeGetTensorImpl(), std::move(part));
     }
+    uses.finish();
 }
 
 } // namespace

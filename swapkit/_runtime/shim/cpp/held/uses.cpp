@@ -115,39 +115,46 @@ void end_over() {
 
 } // namespace
 
-HeldUses::~HeldUses() { unpin(); }
-
-void HeldUses::unpin() {
-    if (uses_.empty() && watched_.empty()) {
-        return;
+HeldUses::~HeldUses() {
+    if (!uses_.empty() || !watched_.empty()) {
+        unpin();
     }
+}
+
+bool HeldUses::unpin_all() {
     bool is_any_over = false;
-    {
-        std::lock_guard guard(held_lock);
-        for (const c10::StorageImpl *each : watched_) {
-            auto found = watched_running.find(each);
-            if (--found->second == 0) {
-                watched_running.erase(found);
-            }
+    for (const c10::StorageImpl *each : watched_) {
+        auto found = watched_running.find(each);
+        if (--found->second == 0) {
+            watched_running.erase(found);
         }
-        for (Held *each : uses_) {
-            each->user = nullptr;
-            each->pins--;
-            each->regions -= is_region_ ? 1 : 0;
-            seal(each, each->pins == 0);
-            is_any_over = is_any_over || order_of(each).is_over;
-        }
+    }
+    for (Held *each : uses_) {
+        each->user = nullptr;
+        each->pins--;
+        each->regions -= is_region_ ? 1 : 0;
+        seal(each, each->pins == 0);
+        is_any_over = is_any_over || order_of(each).is_over;
     }
     uses_.clear();
     watched_.clear();
+    return is_any_over;
+}
+
+void HeldUses::unpin() {
+    bool is_any_over = false;
+    {
+        std::lock_guard guard(held_lock);
+        is_any_over = unpin_all();
+    }
     if (is_any_over) {
         end_over();
     }
 }
 
 void HeldUses::finish() {
-    bool is_waited_for = false;
-    {
+    bool is_waited_for = false, is_any_over = false;
+    if (!uses_.empty()) {
         std::lock_guard guard(held_lock);
         for (Held *each : uses_) {
             if (is_region_) {
@@ -156,6 +163,10 @@ void HeldUses::finish() {
             const HeldOrder &order = order_of(each);
             is_waited_for = is_waited_for || !order.leaving.empty() || !order.following.empty();
         }
+        is_any_over = !is_waited_for && unpin_all();
+    }
+    if (is_any_over) {
+        end_over();
     }
     if (is_waited_for) {
         WithPython python;
@@ -175,8 +186,7 @@ template <bool (*moves)(Mover *)> static bool carry_out(const Held *held) {
     return lock && moves(mover.get());
 }
 
-Held *HeldUses::pin(const c10::StorageImpl *storage) {
-    Held *held = find_held(storage);
+void HeldUses::pin(const c10::StorageImpl *storage, Held *held) {
     if (held != nullptr) {
         seal(held, false);
         held->pins++;
@@ -187,7 +197,6 @@ Held *HeldUses::pin(const c10::StorageImpl *storage) {
         watched_running[storage]++;
         watched_.push_back(storage);
     }
-    return held;
 }
 
 void HeldUses::add(const c10::StorageImpl *storage, bool writes, bool is_expected) {
@@ -195,9 +204,12 @@ void HeldUses::add(const c10::StorageImpl *storage, bool writes, bool is_expecte
     if (writes) {
         forget_file(storage);
     }
-    Held *known = find_held(storage);
-    bool is_again = known != nullptr && known->user == this; // a recording counts it once, too
-    if (Held *held = is_again ? known : pin(storage)) {
+    Held *held = find_held(storage);
+    bool is_again = held != nullptr && held->user == this; // a recording counts it once, too
+    if (!is_again) {
+        pin(storage, held);
+    }
+    if (held != nullptr) {
         held->user = this;
         if (writes) {
             count_write(held);
@@ -212,7 +224,8 @@ void HeldUses::add(const c10::StorageImpl *storage, bool writes, bool is_expecte
 void HeldUses::add_again(const c10::TensorImpl &operand) {
     if (is_trapped(operand) && operand.has_storage()) {
         std::lock_guard guard(held_lock);
-        (void)pin(operand.unsafe_storage().unsafeGetStorageImpl());
+        const c10::StorageImpl *storage = operand.unsafe_storage().unsafeGetStorageImpl();
+        pin(storage, find_held(storage));
     }
 }
 
