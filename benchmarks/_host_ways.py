@@ -263,21 +263,29 @@ class InSession:
 class WithWeights:
     """Training in sessions whose weights may leave the device."""
 
-    def __init__(self, training: Training, room: float) -> None:
+    def __init__(self, training: Training, room: float, policy: str = RESCUE) -> None:
         """Take the room in the budget for more than is in use, as a share of the weights' bytes.
 
         With a negative one, as many bytes of weights are away.
         """
         self._training = training
+        self._policy = policy
         weights_bytes = sum(each.nbytes for each in training.model.parameters())
         self._room_bytes = int(room * weights_bytes)
         self.counts = Counts()
 
     def run(self, steps: int) -> list[Times]:
-        """Train; the counts are of what comes back."""
+        """Train, under a plan once it has settled; the counts are of what comes back.
+
+        Raises:
+            NotAsPlanned: no plan has.
+        """
         with self._enter() as session:
-            for _ in range(UNTIMED_STEPS):
-                self._training.step()
+            with planning_at_once():
+                for _ in range(UNTIMED_STEPS if self._policy == RESCUE else SETTLING_STEPS):
+                    self._training.step()
+            if session.stage != "stable":
+                raise NotAsPlanned(f"weights: in stage {session.stage}\n{session.explain()}")
             before_bytes = session.stats.swapped_in_bytes
             times = [self._training.step() for _ in range(steps)]
             self.counts = Counts((session.stats.swapped_in_bytes - before_bytes) / steps)
@@ -290,7 +298,8 @@ class WithWeights:
         excess = torch.empty(max(0, self._room_bytes + EXCESS_BYTES), dtype=torch.uint8)
         limit_bytes = in_use_bytes + self._room_bytes
         training = self._training
-        with swapkit.budget(limit_bytes, training.model, training.optimizer, policy=RESCUE) as made:
+        policy = self._policy
+        with swapkit.budget(limit_bytes, training.model, training.optimizer, policy=policy) as made:
             del excess
             yield made
 

@@ -19,10 +19,11 @@ turns.
   torch_checkpoint, torch_selective: the same by torch, saving the results of `mm`;
 - gpt_...: the same ways with 10 layers as in GPT-2, width 64, two sequences of 16 tokens, AdamW,
   over gpt_pool;
-- weights_session, weights_resident, weights_streamed: a frozen model (a norm of its first layer is
-  trained) with 8 layers as in GPT-2, width 256, 64 tokens, over weights_pool: in a session whose
-  weights stay; where they may leave, but have room; and in a budget that leaves them the room of a
-  fifth of them. The bytes swapped of the last two are those that come back;
+- weights_session, weights_resident, weights_streamed, weights_planned: a frozen model (a norm of
+  its first layer is trained) with 8 layers as in GPT-2, width 256, 64 tokens, over weights_pool:
+  in a session whose weights stay; where they may leave, but have room; in a budget that leaves them
+  the room of a fifth of them, by rescues; and there by a plan. The bytes swapped of the last three
+  are those that come back;
 - planner_recompute_50, planner_recompute_40: a session with `policy="recompute"` within 50 or 40
   per cent of a step's activations; 8 layers, width 64, 256 tokens, over planner_pool.
 
@@ -164,6 +165,7 @@ def list_weight_ways(size: ModelSize) -> dict[str, Make]:
         session: lambda: InSession(session, training(), RESCUE, AMPLE_BYTES),
         "weights_resident": lambda: WithWeights(training(), room=4),
         "weights_streamed": lambda: WithWeights(training(), room=-0.8),
+        "weights_planned": lambda: WithWeights(training(), room=-0.8, policy="auto"),
     }
 
 

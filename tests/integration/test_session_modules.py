@@ -222,11 +222,12 @@ def test_modules_when_another_session_records_then_it_hears_of_its_own(listener:
     assert listener.blocks[-1] > 0
 
 
+@pytest.mark.parametrize("short", [5, 0])
 def test_modules_when_a_session_without_plan_has_room_then_they_are_named_until_memory_is_short(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, short: int
 ) -> None:
     monkeypatch.setattr(hook_bypass, "has_compiled", lambda: False)  # by another test
-    short, steps = 5, 8
+    steps = 8
 
     def make_watched() -> Training:
         return make_training(Watched)
@@ -246,7 +247,9 @@ def test_modules_when_a_session_without_plan_has_room_then_they_are_named_until_
             training.step()
             rescues.append(session.stats.oom_rescues)
     assert training.outcome() == plain.outcome
-    assert rescues[short - 1] == 0 < rescues[short] == rescues[-1]
+    assert rescues == [0] * short + rescues[-1:] * (steps - short)
+    assert rescues[-1] > 0
     assert isinstance(training.model, Watched)
     is_named = ["_enter" in called for called in training.model.called]
-    assert is_named == [step < NAMED_STEPS or step > short for step in range(steps)]
+    # The first step may be short as it has states to make, or had weights to move.
+    assert is_named == [step < NAMED_STEPS or 0 < short < step for step in range(steps)]

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 POOLS = ("pool", "gpt_pool", "weights_pool", "planner_pool")
 PLANNED = ("planner_recompute_50", "planner_recompute_40")
-OF_WEIGHTS = ("weights_session", "weights_resident", "weights_streamed")
+OF_WEIGHTS = ("weights_session", "weights_resident", "weights_streamed", "weights_planned")
 WAYS = (
     *("identity_hooks", "noop_mode", "session_rescue", "session_free", "swap_all", "recompute_all"),
     *("mixed", "offload", "offload_prefetch4", "save_on_cpu", "checkpoint", "torch_checkpoint"),
@@ -109,7 +109,7 @@ def test_benchmark_when_run_then_every_way_has_its_figures(tmp_path: Path) -> No
         ("planner_pool", PLANNED),
     )
     assert rows_of(done.stdout) == [each for pool, ways in groups for each in (pool, *ways)]
-    assert [figures[f"{way}_swapped_bytes"] > 0 for way in OF_WEIGHTS] == [False, False, True]
+    assert [figures[f"{way}_swapped_bytes"] > 0 for way in OF_WEIGHTS] == [False, False, True, True]
     assert {way for way in WAYS if figures[f"{way}_swapped_bytes"]} == {"swap_all", "mixed"}
     recomputing = {way for way in (*WAYS, *PLANNED) if figures[f"{way}_recomputed"]}
     assert recomputing == {"recompute_all", "mixed", *PLANNED}
