@@ -149,12 +149,15 @@ SK_TEST(sched, test_round_trip_when_repeated_then_bytes_return_and_are_counted) 
 
 enum { NQUEUED = 6 };
 
-/* Queue parcels behind one that is held, in one direction, with these next uses. */
-static void queue_up(scene *s, parcel *parcels, bool out) {
+/* From here on, copies in are in no order that has to stay. */
+static const uint64_t UNPLANNED = UINT64_C(1) << 40;
+
+/* Queue parcels behind one that is held, in one direction, with these next uses beyond `base`. */
+static void queue_up(scene *s, parcel *parcels, bool out, uint64_t base) {
     static const uint64_t uses[NQUEUED] = {50, 30, 10, 60, 20, 40};
     scene_open(s, &(scene_options){.gate = true, .copies_in_flight = 1});
     for (int i = 0; i < NQUEUED; i++) {
-        parcels[i] = parcel_make(s, SIZE, SK_TIER_ANY, uses[i]);
+        parcels[i] = parcel_make(s, SIZE, SK_TIER_ANY, base + uses[i]);
         if (!out) {
             sk_delay_release(s->gate, 1);
             parcel_send(&parcels[i]);
@@ -171,13 +174,17 @@ static void queue_up(scene *s, parcel *parcels, bool out) {
     scene_check(s);
 }
 
-/* Let everything go and check in which order the copies were done. */
-static void order_check(scene *s, parcel *parcels, const int *expected) {
+/* Let everything go and check in which order the copies were done. `consumer` may be NULL. */
+static void order_check(scene *s, parcel *parcels, sk_stream *consumer, const int *expected) {
     for (int i = 0; i < NQUEUED; i++) {
         atomic_fetch_add(&parcels[i].device->nholders, 1);
     }
     sk_delay_release(s->gate, UINT64_MAX);
     sk_sched_drain(s->sched);
+    if (consumer != NULL) {
+        CHECK_OK(sk_stream_sync(s->backend, consumer));
+        drop_stream(s->backend, consumer);
+    }
     slab *slabs[NQUEUED];
     for (int i = 0; i < NQUEUED; i++) {
         slabs[i] = parcels[i].device;
@@ -197,22 +204,22 @@ static void order_check(scene *s, parcel *parcels, const int *expected) {
 SK_TEST(sched, test_queue_when_going_out_then_the_latest_next_use_goes_first) {
     scene s;
     parcel parcels[NQUEUED];
-    queue_up(&s, parcels, true);
-    order_check(&s, parcels, (const int[]){1, 4, 6, 2, 5, 3});
+    queue_up(&s, parcels, true, 0);
+    order_check(&s, parcels, NULL, (const int[]){1, 4, 6, 2, 5, 3});
 }
 
 SK_TEST(sched, test_queue_when_coming_in_then_the_soonest_next_use_goes_first) {
     scene s;
     parcel parcels[NQUEUED];
-    queue_up(&s, parcels, false);
-    order_check(&s, parcels, (const int[]){1, 4, 2, 6, 3, 5});
+    queue_up(&s, parcels, false, 0);
+    order_check(&s, parcels, NULL, (const int[]){1, 4, 2, 6, 3, 5});
 }
 
 /* Somebody waits for the one that would be last: it starts although nothing else may. */
 static void overtake(bool out) {
     scene s;
     parcel parcels[NQUEUED];
-    queue_up(&s, parcels, out);
+    queue_up(&s, parcels, out, out ? 0 : UNPLANNED);
     parcel *last = &parcels[out ? 2 : 3];
     sk_stream *consumer = make_stream(s.backend);
     CHECK_OK(out ? sk_group_finish_out(last->group, consumer, false)
@@ -237,6 +244,17 @@ static void overtake(bool out) {
 
 SK_TEST(sched, test_finish_out_when_still_queued_then_it_overtakes) { overtake(true); }
 SK_TEST(sched, test_finish_in_when_still_queued_then_it_overtakes) { overtake(false); }
+
+SK_TEST(sched, test_finish_in_when_planned_then_those_before_it_start_first) {
+    scene s;
+    parcel parcels[NQUEUED];
+    queue_up(&s, parcels, false, UNPLANNED - 60);
+    sk_stream *consumer = make_stream(s.backend);
+    CHECK_OK(sk_group_finish_in(parcels[5].group, consumer, false));
+    CHECK_EQUAL(NQUEUED - 1, scene_stats(&s).in_flight); /* the last of all is not planned */
+    CHECK_EQUAL(1, scene_stats(&s).queued);
+    order_check(&s, parcels, consumer, (const int[]){2, 5, 3, 6, 4, 1}); /* its own first */
+}
 
 SK_TEST(sched, test_queue_when_many_are_asked_for_then_few_are_in_flight) {
     enum { NPARCELS = 9 };
@@ -347,7 +365,7 @@ static void *wait_for_it(void *argument) {
 SK_TEST(sched, test_finish_when_a_thread_waits_for_a_queued_one_then_it_goes_next) {
     scene s;
     parcel parcels[NQUEUED];
-    queue_up(&s, parcels, true);
+    queue_up(&s, parcels, true, 0);
     waiter w = {.p = &parcels[2]};
     CHECK(pthread_create(&w.thread, NULL, wait_for_it, &w) == 0);
     while (scene_stats(&s).overtakes == 0) {
@@ -443,7 +461,7 @@ SK_TEST(sched, test_destroy_when_a_copy_is_queued_then_it_is_cancelled_and_its_o
     for (int out = 0; out < 2; out++) {
         scene s;
         parcel parcels[NQUEUED];
-        queue_up(&s, parcels, out == 1);
+        queue_up(&s, parcels, out == 1, 0);
         uint64_t copied = scene_stats(&s).copied_out_bytes + scene_stats(&s).copied_in_bytes;
         for (int i = NQUEUED - 1; i > 0; i--) {
             slab *device = parcels[i].device;

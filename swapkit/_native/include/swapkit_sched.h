@@ -104,7 +104,8 @@ SK_API const sk_group_state *sk_group_state_at(const sk_group *group);
 /* Queue the copy to the host of the bytes at `device`, behind the work queued on `producer`.
  *
  * owner     transferred on success: dropped when the copy no longer needs the memory.
- * next_use  planned; the smaller the sooner.
+ * next_use  planned; the smaller the sooner. Copies in with one below 2**40 keep that order: a copy
+ *           that is waited for starts those before it, too.
  * Returns   SK_OUT_OF_HOST_MEMORY or SK_OUT_OF_DISK: no room; the group stays RESIDENT. */
 SK_API SK_NODISCARD sk_status sk_group_copy_out(sk_group *group, const void *device, void *owner,
                                                 uint64_t next_use, sk_stream *producer);

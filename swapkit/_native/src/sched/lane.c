@@ -20,6 +20,9 @@ enum {
     MOST_BYTES_SHARING = MIB,
 };
 
+/* Copies in that are planned have a next use below it. */
+static const uint64_t IN_ORDER = UINT64_C(1) << 40;
+
 /* ---- lists ----------------------------------------------------------------------------------- */
 
 /* `after` NULL: at the front. */
@@ -387,6 +390,14 @@ void sk__lanes_fill(sk_sched *sched) {
 void sk__lane_hurry(sk_sched *sched, sk_group *group) {
     sk__list *queue = &sched->lanes[group->way].queue;
     sk_assert(group->phase == SK_WAITING);
+    /* The stream is in order: behind a copy whose memory is free later, others would wait for it.
+     */
+    bool in_order = group->way == SK_WAY_IN && group->next_use < IN_ORDER;
+    sk_group *next = NULL;
+    for (sk_group *each = queue->first; in_order && each != group; each = next) {
+        next = each->next;
+        transfer_try(sched, each);
+    }
     transfer_try(sched, group);
     if (group->phase == SK_WAITING && queue->first != group) {
         sk__list_remove(queue, group);

@@ -297,11 +297,14 @@ int start_in(Mover *mover, Group *group, bool tentative) {
     group_restore(group, storage);
     group->stream = current_stream(mover->device()); // it was allocated there
     swapkit_storage_hold(storage);                   // for the copy
+    // Under a plan, in the order of the starts: what starts later may find its memory free later.
+    bool in_order = is_following(mover) || !mover->books->held.plan.empty();
     sk_status status = SK_OK;
     {
         WithoutPython others;
-        status = links.sk_group_copy_in(group->native, storage->mutable_data(), storage,
-                                        last_use - group->serial, stream_of(mover, group));
+        status = links.sk_group_copy_in(
+            group->native, storage->mutable_data(), storage,
+            in_order ? ++mover->books->planned : last_use - group->serial, stream_of(mover, group));
     }
     if (raises(status)) {
         swapkit_storage_drop(storage);
