@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import signal
 import sys
 import threading
@@ -10,7 +11,7 @@ import traceback
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from types import CodeType
+from types import CodeType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from swapkit import errors
@@ -294,7 +295,18 @@ def _code_of(handler: Any) -> CodeType | None:
     return code
 
 
-@ffi.def_extern()
+def _extern(callback: Callable[..., _Result]) -> Callable[..., _Result]:
+    """Let the core call a function, once more if a signal's handler raised as it began."""
+
+    def call_again(_kind: object, error: BaseException, trace: TracebackType) -> _Result | None:
+        given = [trace.tb_frame.f_locals[each] for each in inspect.getargs(callback.__code__).args]
+        return callback(*given) if note_failure(callback, error) else None
+
+    made: Callable[..., _Result] = ffi.def_extern(onerror=call_again)(callback)
+    return made
+
+
+@_extern
 def sk_python_rescue(context: Any, needed_bytes: int) -> int:
     """Forward a rescue to the owner behind `context`."""
     owner: RescueOwner | None = ffi.from_handle(context)()
@@ -303,7 +315,7 @@ def sk_python_rescue(context: Any, needed_bytes: int) -> int:
     return call_back(owner, lambda: owner.on_rescue(needed_bytes), 0)
 
 
-@ffi.def_extern()
+@_extern
 def sk_python_making(context: Any, begins: bool) -> None:  # noqa: FBT001 - C's
     """Forward the beginning or the end of making memory to the owner behind `context`."""
     owner: MakingOwner | None = ffi.from_handle(context)()
@@ -311,7 +323,7 @@ def sk_python_making(context: Any, begins: bool) -> None:  # noqa: FBT001 - C's
         call_back(owner, lambda: owner.on_making(begins=begins), None)
 
 
-@ffi.def_extern()
+@_extern
 def sk_python_explain(context: Any, nbytes: int, text: Any, capacity: int) -> int:
     """Write the owner's explanation into `text`."""
     owner: ExplainOwner | None = ffi.from_handle(context)()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from functools import partial
 from typing import TYPE_CHECKING
@@ -25,6 +26,7 @@ from tests.unit._runtime.rig import count_places, interrupts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
     from swapkit._runtime.allocators.installed_pool import Installation
     from swapkit._runtime.session.session import Session
@@ -215,3 +217,29 @@ def test_session_when_its_end_is_interrupted_anywhere_then_closing_it_again_leav
     for nth in tried:
         raised += end_in_a_step(partial(interrupt_end, nth))
     assert raised > 0.9 * len(tried)
+
+
+def test_rescue_when_interrupted_as_it_begins_then_it_is_made_and_the_error_is_raised() -> None:
+    """Python runs a signal's handler as a function begins, before its body can keep the error."""
+    plain = train_plainly(make_training, 3)
+    interrupted: list[str] = []
+
+    def interrupt(frame: FrameType, event: str, _argument: object) -> None:
+        if event == "call" and frame.f_code.co_name == "sk_python_rescue" and not interrupted:
+            interrupted.append(event)
+            raise KeyboardInterrupt
+
+    training = make_training()
+    with swapkit.budget(
+        plain.budget(0.6), training.model, training.optimizer, policy="rescue"
+    ) as session:
+        training.step()
+        sys.settrace(interrupt)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                training.step()
+        finally:
+            sys.settrace(None)
+        assert interrupted
+        assert session.stats.oom_rescues > 0
+        training.step()
