@@ -492,3 +492,16 @@ def test_input_when_a_view_of_it_is_saved_and_the_program_drops_it_then_it_may_m
     (given,) = [each for each in trace.storages if each.birth == 0]
     assert given.is_saved
     assert trace.operators[given.held].phase is Phase.FORWARD
+
+
+@pytest.mark.filterwarnings("error")
+def test_recording_when_a_module_runs_with_other_tensors_then_nothing_warns() -> None:
+    """Torch warns where code reads the gradient of a tensor that is no leaf."""
+    model = nn.Linear(64, 64)
+
+    def step() -> None:
+        others = {name: each * 1.0 for name, each in model.named_parameters()}
+        torch.func.functional_call(model, others, torch.ones(8, 64)).sum().backward()
+
+    assert record(step, model).operators
+    assert model.weight.grad is not None

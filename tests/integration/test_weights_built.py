@@ -98,6 +98,23 @@ def test_model_when_built_inside_of_a_session_and_too_large_then_it_trains_to_th
     assert {keys_of(each) for each in model.parameters()} == keys
 
 
+@torch.no_grad()
+def test_weights_when_they_get_other_memory_in_a_session_then_that_leaves_too() -> None:
+    def run(model: nn.Sequential) -> list[str]:
+        found = []
+        for layer in model:
+            layer.weight.data = layer.weight.data * 2  # type: ignore[operator,assignment]
+            found.append(digest_of(model(torch.ones(8, WIDTH))))
+        return found
+
+    expected = run(layers())
+    gc.collect()
+    limit = int(WHOLE * 0.6)
+    with swapkit.budget(limit, policy="rescue") as session:
+        assert run(layers()) == expected
+        assert session.stats.peak_bytes <= limit
+
+
 class Frozen(nn.Module):
     """Multiplies by a frozen weight, of which its graph holds a view until backward."""
 

@@ -61,7 +61,7 @@ class Optimizers:
         if known is not None and known() is tensor:
             return
         self._storages.state(tensor, Kind.STATE)
-        if tensor.requires_grad:
+        if tensor.requires_grad and tensor.is_leaf:  # torch warns of gradients of others
             self._parameters[id(tensor)] = weakref.ref(tensor)
             if tensor.grad is not None:
                 self._storages.state(tensor.grad, Kind.GRADIENT)

@@ -238,6 +238,7 @@ class Weights:
         self._is_adopting = self._has_rest = True
         try:
             before_bytes = self._mover.held[0]
+            self._watch(self._list())  # also those that got other memory: `weight.data = other`
             self._hold(self._list_leaving(list(self._modules.values())))
             self.do_leave = self._mover.held[0] > 0
             return self._mover.held[0] > before_bytes
