@@ -13,6 +13,7 @@ from torch import nn
 
 import swapkit
 from swapkit._runtime.allocators.installation import require_installation
+from swapkit.errors import OverBudget
 from tests.programs.kinds import Pair
 from tests.support.sessions import digest
 
@@ -502,6 +503,19 @@ def test_session_when_it_plans_inside_of_one_whose_weights_leave_then_it_does_wi
             head(model[1](model[0](torch.ones(2 * WIDTH)))).sum().backward()
             optimizer.step()
         assert "weights leave the device" in inner.explain()
+
+
+def test_session_when_too_small_beside_another_then_the_error_says_whose_weights_leave() -> None:
+    first, second = large(), large()
+    with (
+        swapkit.budget("64MiB", first),
+        pytest.raises(OverBudget, match="weights leave only in the one that began first"),
+        swapkit.budget("3MiB", second),
+    ):
+        pass
+    del first
+    with swapkit.budget("3MiB", second) as session:
+        assert "weights: " in session.explain()
 
 
 def test_weights_when_views_and_states_of_them_are_kept_then_they_leave_all_the_same() -> None:

@@ -230,6 +230,10 @@ class Installation(Generic[_Pool]):
             "or free tensors first."
         )
         hints = [each for session in sessions for each in session.hints(in_use_bytes)]
+        if self.sessions:
+            hints.append(
+                "end the session that runs: weights leave only in the one that began first"
+            )
         return "\n".join([text, *format_hints(hints)])
 
     @untraced
