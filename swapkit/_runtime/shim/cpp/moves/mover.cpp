@@ -274,6 +274,14 @@ bool finish_in(Mover *mover, Group *group) {
     return !raises(status);
 }
 
+// Return the place of a copy back in the queue. While a plan lets weights come, as they start: one
+// whose memory is free later would keep others waiting. What an operator waits for is before those
+// that have started since the last use of a weight.
+static std::uint64_t next_use_of(const Mover *mover, const Group *group, bool tentative) {
+    const HeldOrder &held = mover->books->held;
+    return held.plan.empty() ? last_use - group->serial : 2 * held.clock + (tentative ? 1 : 0);
+}
+
 int start_in(Mover *mover, Group *group, bool tentative) {
     SWAPKIT_ASSERT(group->native != nullptr);
     c10::StorageImpl *storage = nullptr;
@@ -297,14 +305,12 @@ int start_in(Mover *mover, Group *group, bool tentative) {
     group_restore(group, storage);
     group->stream = current_stream(mover->device()); // it was allocated there
     swapkit_storage_hold(storage);                   // for the copy
-    // Under a plan, in the order of the starts: what starts later may find its memory free later.
-    bool in_order = is_following(mover) || !mover->books->held.plan.empty();
     sk_status status = SK_OK;
     {
         WithoutPython others;
-        status = links.sk_group_copy_in(
-            group->native, storage->mutable_data(), storage,
-            in_order ? ++mover->books->planned : last_use - group->serial, stream_of(mover, group));
+        status =
+            links.sk_group_copy_in(group->native, storage->mutable_data(), storage,
+                                   next_use_of(mover, group, tentative), stream_of(mover, group));
     }
     if (raises(status)) {
         swapkit_storage_drop(storage);

@@ -43,7 +43,6 @@ struct Books {
     bool has_dropped = false;           // a rescue dropped spare groups: recipes may be needed
     bool is_early = false;              // recomputing ahead of backward, which may need it again
     std::uint64_t serials = 0;
-    std::uint64_t planned = 0; // copies back while following a plan
     std::map<std::pair<std::uint32_t, std::uint32_t>, double> stalls; // seconds waited, per site
 };
 
