@@ -150,7 +150,7 @@ SK_TEST(sched, test_round_trip_when_repeated_then_bytes_return_and_are_counted) 
 enum { NQUEUED = 6 };
 
 /* From here on, copies in are in no order that has to stay. */
-static const uint64_t UNPLANNED = UINT64_C(1) << 40;
+static const uint64_t first_unplanned = UINT64_C(1) << 40;
 
 /* Queue parcels behind one that is held, in one direction, with these next uses beyond `base`. */
 static void queue_up(scene *s, parcel *parcels, bool out, uint64_t base) {
@@ -219,7 +219,7 @@ SK_TEST(sched, test_queue_when_coming_in_then_the_soonest_next_use_goes_first) {
 static void overtake(bool out) {
     scene s;
     parcel parcels[NQUEUED];
-    queue_up(&s, parcels, out, out ? 0 : UNPLANNED);
+    queue_up(&s, parcels, out, out ? 0 : first_unplanned);
     parcel *last = &parcels[out ? 2 : 3];
     sk_stream *consumer = make_stream(s.backend);
     CHECK_OK(out ? sk_group_finish_out(last->group, consumer, false)
@@ -248,7 +248,7 @@ SK_TEST(sched, test_finish_in_when_still_queued_then_it_overtakes) { overtake(fa
 SK_TEST(sched, test_finish_in_when_planned_then_those_before_it_start_first) {
     scene s;
     parcel parcels[NQUEUED];
-    queue_up(&s, parcels, false, UNPLANNED - 60);
+    queue_up(&s, parcels, false, first_unplanned - 60);
     sk_stream *consumer = make_stream(s.backend);
     CHECK_OK(sk_group_finish_in(parcels[5].group, consumer, false));
     CHECK_EQUAL(NQUEUED - 1, scene_stats(&s).in_flight); /* the last of all is not planned */

@@ -20,8 +20,8 @@ enum {
     MOST_BYTES_SHARING = MIB,
 };
 
-/* Copies in that are planned have a next use below it. */
-static const uint64_t IN_ORDER = UINT64_C(1) << 40;
+/* The next uses of planned copies in are below it. */
+static const uint64_t first_unplanned = UINT64_C(1) << 40;
 
 /* ---- lists ----------------------------------------------------------------------------------- */
 
@@ -392,7 +392,7 @@ void sk__lane_hurry(sk_sched *sched, sk_group *group) {
     sk_assert(group->phase == SK_WAITING);
     /* The stream is in order: behind a copy whose memory is free later, others would wait for it.
      */
-    bool in_order = group->way == SK_WAY_IN && group->next_use < IN_ORDER;
+    bool in_order = group->way == SK_WAY_IN && group->next_use < first_unplanned;
     sk_group *next = NULL;
     for (sk_group *each = queue->first; in_order && each != group; each = next) {
         next = each->next;
