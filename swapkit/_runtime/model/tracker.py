@@ -578,10 +578,11 @@ class NamesIfShort:
         self._grown = 0  # steps in a row that ended with clearly more
 
     def end_step(self, in_use_bytes: int, *, is_short: bool) -> None:
-        """Handle the end of a step. `is_short`: it needed rescues."""
+        """Handle the end of a step. `is_short`: it needed rescues, the first one also to begin."""
         has_grown = self._left == 0 and in_use_bytes > GROWTH * self._named_bytes
         self._grown = self._grown + 1 if has_grown else 0
-        if is_short or self._grown == GROWN_STEPS or self.is_recorded:
+        is_first = self._left == NAMED_STEPS
+        if (is_short and not is_first) or self._grown == GROWN_STEPS or self.is_recorded:
             if self._left == 0:
                 self._tracker.change(self, Need.NAMES)
             self._left = sys.maxsize

@@ -179,8 +179,7 @@ class SessionLife:
         _log_rescues(record.step, record.rescues)
         if controller is None:
             in_use_bytes = self.installation.pool.in_use_bytes()
-            # Rescues of the first step are also those of the session's begin.
-            self.names.end_step(in_use_bytes, is_short=record.step > 1 and record.rescues > 0)
+            self.names.end_step(in_use_bytes, is_short=record.rescues > 0)
         else:
             controller.end_step()
             if controller.note_progress(self.history.steps):

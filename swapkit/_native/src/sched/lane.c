@@ -396,6 +396,7 @@ void sk__lane_hurry(sk_sched *sched, sk_group *group) {
     sk_group *next = NULL;
     for (sk_group *each = queue->first; in_order && each != group; each = next) {
         next = each->next;
+        sk_assert(each->phase == SK_WAITING);
         transfer_try(sched, each);
     }
     transfer_try(sched, group);
