@@ -72,7 +72,8 @@ SHIM_TESTS := $(sort $(wildcard tests/unit/_runtime/shim/test_*.py)) \
 		execution/test_plan_recompute execution/test_planned_recomputation \
 		model/test_hook_bypass model/test_listeners process/test_captures saved/test_emptied_storages saved/test_eviction \
 		saved/test_existing_graphs saved/test_hooks saved/test_swapper saved/test_swapper_storages saved/test_taken_apart) \
-	tests/integration/test_scarce_host.py tests/integration/test_threads.py tests/integration/test_thread_scenes.py
+	tests/integration/test_scarce_host.py tests/integration/test_threads.py tests/integration/test_thread_scenes.py \
+	$(patsubst %,tests/integration/test_weights%.py,_built _inside _of_parts _order) tests/integration/test_weights.py
 SHIM_SOURCES := $(sort $(wildcard swapkit/_runtime/shim/cpp/*/*.cpp))
 FORMATTED := $(C_SOURCES) $(C_HEADERS) $(SHIM_SOURCES) $(INSTRUMENTS) \
 	$(sort $(wildcard examples/operators/*.[ch] examples/operators/*.[ch]pp examples/operators/*.cu \

@@ -219,13 +219,18 @@ void rescue_counts(std::int8_t index, std::uint64_t *rescues, std::uint64_t *nby
     *nbytes = pressure_of(index).rescued_bytes;
 }
 
+c10::DataPtr reclaimable_empty(c10::StorageImpl *storage) {
+    std::lock_guard lock(list.mutex);
+    return storage->set_data_ptr(c10::DataPtr(nullptr, storage->device()));
+}
+
 } // namespace swapkit
 
 void swapkit_storage_arrived(void *address) {
     using swapkit::list;
     auto *storage = static_cast<c10::StorageImpl *>(address);
-    if (swapkit::expected != 0 || swapkit::is_watched(storage->device())) {
-        std::lock_guard lock(list.mutex);
+    {
+        std::lock_guard lock(list.mutex); // also for what `reclaimable_empty` changes
         auto found = list.index.find(storage);
         if (found != list.index.end() && !found->second->has_arrived) {
             found->second->has_arrived = true; // the list takes over the copy's reference

@@ -24,6 +24,8 @@ namespace swapkit {
 void reclaimable_expect(c10::StorageImpl *storage, sk_group *native, c10::Device device);
 // Remove a storage: its group has it again, or is being destroyed. Drops the list's reference.
 void reclaimable_forget(c10::StorageImpl *storage);
+// Take the memory of a storage that a copy has filled: the copy's thread may be about to drop it.
+c10::DataPtr reclaimable_empty(c10::StorageImpl *storage);
 // Drop the storages that the copy threads could not drop. Needs the GIL.
 void reclaimable_sweep();
 // Return how many storages wait for `reclaimable_sweep`. Any thread.

@@ -344,7 +344,7 @@ void group_arrive(Group *group) {
         return;
     }
     storage_seal(own, false);
-    own->set_data_ptr_noswap(fresh->set_data_ptr(c10::DataPtr(nullptr, own->device())));
+    own->set_data_ptr_noswap(reclaimable_empty(fresh));
     swapkit_storage_drop(fresh);
     c10::raw::weak_intrusive_ptr::decref(std::exchange(group->weak, nullptr));
     group->storage = own;
