@@ -48,9 +48,7 @@ struct List {
     std::vector<c10::StorageImpl *> garbage, garbage_of_python;
 };
 List &list = *new List;
-// Storages that the list holds or expects; can be read without the mutex.
-std::atomic<std::size_t> expected{0};
-// Storages on both piles. Both counters change only with the mutex held.
+// Storages on both piles; changes only with the mutex held.
 std::atomic<std::size_t> garbage_count{0};
 
 // A fork gets a consistent list: it is locked before the core, whose handlers are older.
@@ -59,7 +57,7 @@ std::atomic<std::size_t> garbage_count{0};
 
 // For assertions; the mutex is held.
 [[maybe_unused]] bool list_is_sound() {
-    return list.entries.size() == list.index.size() && list.entries.size() == expected &&
+    return list.entries.size() == list.index.size() &&
            list.garbage.size() + list.garbage_of_python.size() == garbage_count;
 }
 
@@ -126,7 +124,6 @@ c10::StorageImpl *take_one(c10::Device device, bool *is_coming) {
             c10::StorageImpl *storage = each->storage;
             list.index.erase(storage);
             list.entries.erase(each);
-            expected--;
             SWAPKIT_ASSERT(list_is_sound());
             return storage;
         }
@@ -150,7 +147,6 @@ void reclaimable_expect(c10::StorageImpl *storage, sk_group *native, c10::Device
     Aside entry = {.storage = storage, .native = native, .device = device, .has_arrived = false};
     SWAPKIT_ASSERT(list.index.find(storage) == list.index.end());
     list.index[storage] = list.entries.insert(list.entries.end(), entry);
-    expected++;
     SWAPKIT_ASSERT(list_is_sound());
 }
 
@@ -165,7 +161,6 @@ void reclaimable_forget(c10::StorageImpl *storage) {
         held = found->second->has_arrived;
         list.entries.erase(found->second);
         list.index.erase(found);
-        expected--;
         SWAPKIT_ASSERT(list_is_sound());
     }
     if (held) {
